@@ -1,0 +1,54 @@
+"""Which optimizer, and its constants. Learning rates are inputs at run time and not here. No jax."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Fields an optimizer does not use are ignored by it; the comments say who uses what."""
+
+    name: Literal["adamw", "sgd", "lion", "adafactor", "muon"]
+    b1: float = 0.9  # adamw, lion, and muon's Adam part
+    b2: float = 0.999  # adamw, lion, and muon's Adam part
+    eps: float = 1e-8  # adamw, muon; adafactor: 1e-30, added to squared gradients
+    weight_decay: float = 0.0  # decoupled: parameters shrink by lr * weight_decay a step
+    decay: Literal["matrices", "all"] = "matrices"  # matrices: norms and biases are not decayed
+    momentum: float | None = None  # sgd, adafactor (None: no buffer); muon's for matrices
+    nesterov: Literal["none", "nesterov"] = "none"  # sgd, muon
+    moments: Literal["f32", "bf16"] = "f32"  # first moments and momentum buffers; second moments stay f32
+    decay_rate: float = 0.8  # adafactor: second moments decay by 1 - step ** -decay_rate
+    factored_above: int = 128  # adafactor: factor second moments when the two largest dims of a matrix reach this
+    clip_update: float | None = 1.0  # adafactor: largest root mean square of an update
+    newton_schulz_steps: int = 5  # muon
+
+
+OPTIMIZERS: dict[str, OptimizerConfig] = {
+    # Loshchilov and Hutter 2019, arXiv 1711.05101; the decay that large language models use.
+    "adamw": OptimizerConfig(name="adamw", weight_decay=0.1),
+    "sgd": OptimizerConfig(name="sgd", momentum=0.9),
+    # Chen et al. 2023, arXiv 2302.06675: b2 0.99 and a decay about 10 x AdamW's, with a learning rate about 10 x smaller.
+    "lion": OptimizerConfig(name="lion", b2=0.99, weight_decay=1.0),
+    # Shazeer and Stern 2018, arXiv 1804.04235.
+    "adafactor": OptimizerConfig(name="adafactor", eps=1e-30),
+    # Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982: Adam for embeddings, head and vectors.
+    "muon": OptimizerConfig(name="muon", b2=0.95, momentum=0.95, nesterov="nesterov", weight_decay=0.1),
+}
+
+
+def problems(config: OptimizerConfig) -> list[str]:
+    """Everything that makes `config` nonsense, with the numbers and what would work."""
+    c, found = config, []
+    for name in ("b1", "b2", "momentum"):
+        value = getattr(c, name)
+        if value is not None and not 0 <= value < 1:
+            found.append(f"optimizer {c.name}: {name}={value}: expected 0 <= {name} < 1")
+    if not c.weight_decay >= 0 or c.weight_decay == float("inf"):
+        found.append(f"optimizer {c.name}: weight_decay={c.weight_decay}: expected a finite number, 0 or more")
+    for name in ("eps", "decay_rate", "factored_above", "newton_schulz_steps", "clip_update"):
+        value = getattr(c, name)
+        if value is not None and not 0 < value < float("inf"):
+            found.append(f"optimizer {c.name}: {name}={value}: expected a finite number above 0")
+    if c.name == "muon" and c.momentum is None:
+        found.append("optimizer muon: momentum=none: muon needs a momentum; its preset has 0.95")
+    return found
