@@ -1,0 +1,194 @@
+"""Causal attention over documents, by the fastest kernel that the target's compiler accepts.
+
+Split: batch over `batch_axes`, heads over `head_axes`; the sequence is whole on every device. Kernels are opaque to the
+    partitioner, so every implementation runs inside one `jax.shard_map` and sees only its own sequences and heads.
+Moves: nothing, as long as the projections around it leave batch and heads where they are.
+Costs: 4 x B x S x S x N x H FLOPs forward over the full square (the fused kernels skip the blocks above the diagonal), and twice
+    to two and a half times that backward. The fused kernels keep O(S) besides the inputs; `xla` keeps the S x S scores of all heads.
+Use: `splash` on TPU, `triton` on NVIDIA, `xla` anywhere. Avoid: `xla` at long sequences.
+
+Shape letters: B batch, S sequence (queries), T sequence (keys), N query heads, K kv heads, G = N / K query heads a kv head, H head size.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+Implementation = Literal["splash", "cudnn", "triton", "xla"]
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+# What a remat policy may save of attention: the output and, in the fused kernels, the row sums that the backward pass needs.
+CONTEXT = "context"
+LANES = 128  # a TPU vector register's width: splash blocks are multiples of it
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # finite, so that a fully masked block gives no inf - inf
+
+
+def choose(chip_kind: Literal["tpu", "gpu", "cpu"], *, seq: int, head_dim: int, heads: int, kv_heads: int, window: int | None = None,
+           softcap: float | None = None) -> Implementation:
+    """The implementation a plan gets when it names none: the target's fused kernel, or `xla` where that one has problems.
+
+    `cudnn` is never chosen: it compiles only where the cuDNN wheel is installed, so the choice would depend on the machine.
+    """
+    fused: dict[str, Implementation] = {"tpu": "splash", "gpu": "triton", "cpu": "xla"}
+    wanted = fused[chip_kind]
+    problems = attention_problems(wanted, seq=seq, head_dim=head_dim, heads=heads, kv_heads=kv_heads, window=window, softcap=softcap)
+    return "xla" if problems else wanted
+
+
+def attention_problems(implementation: Implementation, *, seq: int, head_dim: int, heads: int, kv_heads: int, window: int | None = None,
+                       softcap: float | None = None) -> list[str]:
+    """Every reason why `implementation` cannot attend over these shapes; empty when it can."""
+    problems = []
+    if heads % kv_heads:
+        problems.append(f"heads({heads}) is not a multiple of kv_heads({kv_heads})")
+    if implementation == "splash" and seq % LANES:
+        problems.append(f"attention=splash needs seq({seq}) to be a multiple of {LANES}; nearest {_nearest_multiples(seq, LANES)}")
+    if implementation == "triton":
+        if seq % 128 and seq not in (16, 32, 64):
+            problems.append(f"attention=triton needs seq({seq}) to be a multiple of 128; nearest {_nearest_multiples(seq, 128)}")
+        if head_dim > 256 or head_dim < 16:
+            problems.append(f"attention=triton keeps whole heads in shared memory: head_dim({head_dim}) must lie in 16..256")
+        if window is not None:
+            problems.append("attention=triton has no sliding window; attention=xla has")
+        if softcap is not None:
+            problems.append("attention=triton has no logit soft cap; attention=xla has")
+    if implementation == "cudnn":
+        if head_dim % 8 or head_dim > 128:
+            problems.append(f"attention=cudnn needs head_dim({head_dim}) to be a multiple of 8 and at most 128")
+        if softcap is not None:
+            problems.append("attention=cudnn has no logit soft cap; attention=xla has")
+    return problems
+
+
+def attention(implementation: Implementation, mesh: Mesh | AbstractMesh | None, batch_axes: tuple[str, ...] = (),
+              head_axes: tuple[str, ...] = (), *, window: int | None = None, softcap: float | None = None, block_size: int | None = None,
+              execution: Literal["compiled", "interpreted"] = "compiled") -> Attend:
+    """Builds `attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS) -> o_BSNH`: causal, inside documents, scaled by 1 / sqrt(H).
+
+    A query sees the keys of its own document (equal segment id) at its own and earlier positions, of which the last `window`
+    (itself included) when that is given; `softcap` bounds the logits to +-softcap by tanh (Gemma 2, arXiv:2408.00118).
+    `mesh` may consist of compile-only devices; None or one device runs without `shard_map`. `batch_axes` must divide B and
+    `head_axes` must divide N. Where they do not divide K, kv heads are repeated just as often as makes them divisible.
+    `block_size` is the tile of the fused kernels along the sequence; None takes `block_size_for`. `execution="interpreted"` runs
+    the Pallas kernels on CPU, for tests.
+    Splash attention: jax.experimental.pallas.ops.tpu; FlashAttention-2: arXiv:2307.08691.
+    """
+    local: Attend
+    match implementation:
+        case "splash":
+            local = functools.partial(_splash, window=window, softcap=softcap, block_size=block_size, execution=execution)
+        case "triton":
+            local = functools.partial(_triton, window=window, softcap=softcap, execution=execution)
+        case "cudnn":
+            local = functools.partial(_cudnn, window=window, softcap=softcap)
+        case "xla":
+            local = functools.partial(_xla, window=window, softcap=softcap)
+        case _:
+            raise ValueError(f"attention {implementation!r} is not one of splash, cudnn, triton, xla")
+    if mesh is None or mesh.size == 1:
+        return local
+
+    head_shards = math.prod(mesh.shape[axis] for axis in head_axes)
+    whole_or = lambda axes: axes or None  # noqa: E731
+    heads_spec = P(whole_or(batch_axes), None, whole_or(head_axes), None)
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=(heads_spec, heads_spec, heads_spec, P(whole_or(batch_axes), None)),
+                            out_specs=heads_spec, check_vma=False)
+
+    def attend(q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, segment_ids_BS: jax.Array) -> jax.Array:
+        copies = head_shards // math.gcd(head_shards, k_BSKH.shape[2])
+        if copies > 1:
+            k_BSKH, v_BSKH = jnp.repeat(k_BSKH, copies, axis=2), jnp.repeat(v_BSKH, copies, axis=2)
+        return sharded(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS)
+
+    return attend
+
+
+def block_size_for(seq: int, largest: int = 512) -> int:
+    """The largest power of two times 128 that divides `seq` and is at most `largest`."""
+    block = LANES
+    while block * 2 <= largest and seq % (block * 2) == 0:
+        block *= 2
+    return block
+
+
+def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, block_size, execution):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    _, seq, heads, head_dim = q_BSNH.shape
+    block = block_size or block_size_for(seq)
+    causal = (splash_attention_mask.CausalMask((seq, seq)) if window is None
+              else splash_attention_mask.LocalMask((seq, seq), (window - 1, 0), 0))
+    kernel = splash_attention_kernel.make_splash_mha_single_device(
+        splash_attention_mask.MultiHeadMask([causal] * heads),
+        # The fused backward kernel would write one partial dq for every block of keys: S / block copies of q.
+        block_sizes=splash_attention_kernel.BlockSizes(
+            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
+            block_q_dq=block, block_kv_dq=block),
+        attn_logits_soft_cap=softcap, residual_checkpoint_name=CONTEXT, interpret=execution == "interpreted")
+    one_sequence = lambda q, k, v, ids: kernel(q, k, v, splash_attention_kernel.SegmentIds(ids, ids))  # noqa: E731
+    o_BNSH = jax.vmap(one_sequence)(
+        (q_BSNH * head_dim ** -0.5).swapaxes(1, 2), k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), segment_ids_BS)
+    return o_BNSH.swapaxes(1, 2)
+
+
+def _triton(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, execution):
+    if window is not None or softcap is not None:
+        raise ValueError("attention=triton has neither a sliding window nor a soft cap; use attention=xla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # says: use tokamax
+        from jax.experimental.pallas.ops.gpu import attention as kernels
+
+    batch, seq, heads, head_dim = q_BSNH.shape
+    kv_heads = k_BSKH.shape[2]
+    blocks = kernels.BlockSizes(block_q=128, block_k=128 if head_dim <= 64 else 64, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32)
+    equal_heads = lambda q: kernels.mha(  # noqa: E731
+        q, k_BSKH, v_BSKH, segment_ids_BS, sm_scale=head_dim ** -0.5, causal=True, block_sizes=blocks,
+        interpret=execution == "interpreted")
+    # The kernel wants as many query as kv heads: mapping it over the query heads of a group reads k and v G times, and copies neither.
+    q_BSKGH = q_BSNH.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
+    o_BSKGH = jax.vmap(equal_heads, in_axes=3, out_axes=3)(q_BSKGH)
+    return checkpoint_name(o_BSKGH.reshape(q_BSNH.shape), CONTEXT)
+
+
+def _cudnn(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap):
+    if softcap is not None:
+        raise ValueError("attention=cudnn has no soft cap; use attention=xla")
+    mask_B1ST = _mask(segment_ids_BS, window)[:, None]
+    o_BSNH = jax.nn.dot_product_attention(q_BSNH, k_BSKH, v_BSKH, mask=mask_B1ST, implementation="cudnn")
+    return checkpoint_name(o_BSNH, CONTEXT)
+
+
+def _xla(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap):
+    batch, seq, heads, head_dim = q_BSNH.shape
+    kv_heads = k_BSKH.shape[2]
+    q_BSKGH = q_BSNH.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
+    logits_BKGST = jnp.einsum("bskgh,btkh->bkgst", q_BSKGH, k_BSKH, preferred_element_type=jnp.float32) * head_dim ** -0.5
+    if softcap is not None:
+        logits_BKGST = softcap * jnp.tanh(logits_BKGST / softcap)
+    mask_BST = _mask(segment_ids_BS, window)
+    weights_BKGST = jax.nn.softmax(jnp.where(mask_BST[:, None, None], logits_BKGST, MASKED), axis=-1)
+    o_BSKGH = jnp.einsum("bkgst,btkh->bskgh", weights_BKGST.astype(v_BSKH.dtype), v_BSKH)
+    return checkpoint_name(o_BSKGH.reshape(q_BSNH.shape), CONTEXT)
+
+
+def _mask(segment_ids_BS: jax.Array, window: int | None) -> jax.Array:
+    """mask_BST, True where query s sees key t."""
+    positions_S = jnp.arange(segment_ids_BS.shape[1])
+    distance_ST = positions_S[:, None] - positions_S[None, :]
+    seen_ST = distance_ST >= 0
+    if window is not None:
+        seen_ST = seen_ST & (distance_ST < window)
+    return seen_ST[None] & (segment_ids_BS[:, :, None] == segment_ids_BS[:, None, :])
+
+
+def _nearest_multiples(value: int, of: int) -> str:
+    below = value // of * of
+    return f"{below} and {below + of}" if below else f"{of}"
