@@ -105,7 +105,7 @@ def parameter_shapes(config: DecoderConfig) -> Shapes:
     if c.bias == "all":
         dims[attention + "out_bias"] = "layers embed"
     if c.qk_norm:
-        dims |= {attention + "query_norm": "layers head_dim", attention + "key_norm": "layers head_dim"}
+        dims |= {attention + "query_norm/scale": "layers head_dim", attention + "key_norm/scale": "layers head_dim"}
     if c.post_norms == "both":
         norm("blocks/attention_post_norm", "layers embed")
     norm("blocks/mlp_norm", "layers embed")
@@ -123,8 +123,8 @@ def parameter_shapes(config: DecoderConfig) -> Shapes:
 
 def _gpt2(layers: int, embed: int, heads: int) -> DecoderConfig:
     return DecoderConfig(layers=layers, embed=embed, heads=heads, kv_heads=heads, head_dim=64, mlp=4 * embed, vocab=50_257,
-                         mlp_kind="plain", activation="gelu_tanh", positions="learned", max_positions=1024, norm="layer", bias="all",
-                         tied=True)
+                         mlp_kind="plain", activation="gelu_tanh", positions="learned", max_positions=1024, norm="layer",
+                         bias="all", tied=True)
 
 
 def _llama(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, *, vocab: int, theta: float, window: int | None = None,
