@@ -1,0 +1,1 @@
+"""Readers of optimized HLO: text in, numbers out, no jax."""
