@@ -1,0 +1,1 @@
+"""Model architectures: configs without jax, and the Flax modules made from them."""

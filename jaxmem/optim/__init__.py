@@ -1,0 +1,1 @@
+"""Optimizers: configs without jax, and the optax transforms made from them."""

@@ -1,0 +1,56 @@
+"""`OptimizerConfig` -> optax transformation with unit learning rate: the step multiplies its updates by the rate given at run time."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import MuonDimensionNumbers, muon
+
+from jaxmem.optim.configs import OptimizerConfig
+
+Dims = dict  # nested like the parameters, each leaf a tuple of dim names
+
+_MATRIX_INPUT = {"embed", "mlp", "heads", "kv_heads", "head_dim"}
+
+
+def build(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationExtraArgs:
+    """The transformation for parameters whose dims are named by `dims`. Its updates are for learning rate 1 and already negative."""
+    c = config
+    moments = jnp.bfloat16 if c.moments == "bf16" else jnp.float32
+    decays = jax.tree.map(lambda d: c.decay == "all" or is_matrix(d), dims, is_leaf=is_dims)
+    nesterov = c.nesterov == "nesterov"
+    match c.name:
+        case "adamw":
+            tx = optax.adamw(1.0, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, mask=decays, mu_dtype=moments)
+        case "lion":
+            tx = optax.lion(1.0, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=decays, mu_dtype=moments)
+        case "sgd":
+            tx = optax.chain(optax.add_decayed_weights(c.weight_decay, mask=decays) if c.weight_decay else optax.identity(),
+                             optax.sgd(1.0, momentum=c.momentum, nesterov=nesterov, accumulator_dtype=moments))
+        case "adafactor":
+            tx = optax.adafactor(1.0, min_dim_size_to_factor=c.factored_above, decay_rate=c.decay_rate, eps=c.eps, momentum=c.momentum,
+                                 dtype_momentum=moments, clipping_threshold=c.clip_update, weight_decay_rate=c.weight_decay or None,
+                                 weight_decay_mask=decays)
+        case "muon":
+            tx = muon(1.0, ns_steps=c.newton_schulz_steps, beta=c.momentum, eps=c.eps, weight_decay=c.weight_decay,
+                      weight_decay_mask=decays, mu_dtype=moments, nesterov=nesterov, adam_b1=c.b1, adam_b2=c.b2, consistent_rms=0.2,
+                      muon_weight_dimension_numbers=jax.tree.map(matrix_of, dims, is_leaf=is_dims))
+    return optax.with_extra_args_support(tx)
+
+
+def is_dims(x: object) -> bool:
+    return isinstance(x, tuple)
+
+
+def is_matrix(dims: tuple[str, ...]) -> bool:
+    """Two or more dims besides the stack of layers, of which one is `embed`: a weight, not a bias or a norm."""
+    return len([d for d in dims if d != "layers"]) >= 2 and "embed" in dims
+
+
+def matrix_of(dims: tuple[str, ...]) -> MuonDimensionNumbers | None:
+    """What Muon orthogonalises: inputs are one side and outputs the other, layers a batch; embeddings, head and vectors go to Adam."""
+    if not is_matrix(dims) or "vocab" in dims or "positions" in dims:
+        return None
+    axes = [i for i, d in enumerate(dims) if d in _MATRIX_INPUT]
+    embed = dims.index("embed")
+    other = tuple(i for i in axes if i != embed)
+    return MuonDimensionNumbers((embed,), other) if embed < other[0] else MuonDimensionNumbers(other, (embed,))
