@@ -1,0 +1,1 @@
+"""What the checks cost and how well they predict."""

@@ -1,0 +1,1 @@
+"""Closed forms of time and memory. No jax."""

@@ -1,0 +1,1 @@
+"""How a step is split: the mechanisms behind the fields of a plan."""

@@ -1,0 +1,1 @@
+"""Compiling a program for a target that is not here, in a child process."""
