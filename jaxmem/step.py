@@ -53,9 +53,15 @@ class Program:
     def jitted(self) -> Any:
         return jax.jit(self.fn, **self.jit_kwargs)
 
-    def lower(self) -> jax.stages.Lowered:
+    def traced(self) -> jax.stages.Traced:
         with jax.set_mesh(self.mesh):
-            return self.jitted().lower(*self.args)
+            return self.jitted().trace(*self.args)
+
+    def lower(self, traced: jax.stages.Traced | None = None) -> jax.stages.Lowered:
+        """Lowered for the devices of its mesh."""
+        traced = traced or self.traced()
+        with jax.set_mesh(self.mesh):
+            return traced.lower()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,51 @@
+"""Named compiler flag sets of each chip: `flags=default|none|NAME` of a plan. They change the schedule, so they belong to every key.
+
+Sources: the v5e and v5p `maxtext` sets are those that MaxText publishes with its measured configurations
+(AI-Hypercomputer/maxtext at e591f30c, configs/tpu/{v5e,v5p}), less one that the current compiler refuses on v5p. GPU sets follow the
+JAX documentation's GPU performance tips.
+"""
+
+from jaxmem import spec
+from jaxmem.hardware import Topology
+from jaxmem.spec import InputError
+
+_ASYNC_COLLECTIVE_FUSION = (
+    "--xla_tpu_enable_async_collective_fusion=true",
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_overlap_compute_collective_tc=true",
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+)
+_V5E = (*_ASYNC_COLLECTIVE_FUSION, "--xla_enable_async_all_gather=true")
+_V5P = (*_ASYNC_COLLECTIVE_FUSION, "--xla_tpu_megacore_fusion_allow_ags=false", "--xla_enable_async_collective_permute=true",
+        "--xla_tpu_enable_ag_backward_pipelining=true")
+_V6E = ("--xla_tpu_scoped_vmem_limit_kib=98304",)
+_GPU = ("--xla_gpu_enable_latency_hiding_scheduler=true",)
+
+# aborts without it: a scalar all-reduce's Triton kernel cannot be built for a described GPU (jaxlib 0.12.0.1)
+GPU_REQUIRED = ("--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false",)
+
+FLAG_SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "v4": {"default": ()},
+    "v5e": {"default": _V5E},
+    "v5p": {"default": _V5P},
+    "v6e": {"default": _V6E},
+    "tpu7x": {"default": ()},
+    "gpu": {"default": _GPU},
+    "cpu": {"default": ()},
+}
+
+
+def flags_for(name: str, topology: Topology, extra: str = "") -> tuple[str, ...]:
+    """The compiler's flags for a plan's `flags=name` on a topology, then the words of `extra`."""
+    chip = topology.chip
+    sets = {"none": (), **FLAG_SETS.get(chip.name, FLAG_SETS.get(chip.kind, {"default": ()}))}
+    if name not in sets:
+        raise InputError(f"plan: flags={name}: {chip.name} has {', '.join(sets)}{spec.nearest(name, sets)}")
+    more = tuple(extra.translate(spec.DASHES).split())
+    for flag in more:
+        if not flag.startswith("--") or "=" not in flag:
+            raise InputError(f"--compiler_flags: {flag!r} is not of the form --name=value")
+    names = {flag.partition("=")[0] for flag in more}
+    return tuple(f for f in sets[name] if f.partition("=")[0] not in names) + more
