@@ -10,7 +10,7 @@ from jaxmem.optim import configs as optim_configs
 from jaxmem.optim.configs import OPTIMIZERS
 from jaxmem.spec import InputError, differences, parse_preset
 
-# Totals of the published checkpoints (safetensors metadata of the model repositories on huggingface.co), a tied table counted once.
+# Totals of the published checkpoints (safetensors metadata of the repositories on huggingface.co), a tied table counted once.
 PUBLISHED = {
     "gpt2": 124_439_808,  # openai-community/gpt2, without the causal-mask buffers stored beside the weights
     "gpt2-medium": 354_823_168,
@@ -86,7 +86,8 @@ def test_shapes_of_a_small_model_by_hand():
         "embed": (11, 8), "blocks/attention_norm/scale": (3, 8), "blocks/attention/query": (3, 8, 4, 5),
         "blocks/attention/key": (3, 8, 2, 5), "blocks/attention/value": (3, 8, 2, 5), "blocks/attention/out": (3, 4, 5, 8),
         "blocks/attention/query_norm/scale": (3, 5), "blocks/attention/key_norm/scale": (3, 5), "blocks/mlp_norm/scale": (3, 8),
-        "blocks/mlp/gate": (3, 8, 7), "blocks/mlp/up": (3, 8, 7), "blocks/mlp/down": (3, 7, 8), "final_norm/scale": (8,), "head": (8, 11)}
+        "blocks/mlp/gate": (3, 8, 7), "blocks/mlp/up": (3, 8, 7), "blocks/mlp/down": (3, 7, 8), "final_norm/scale": (8,),
+        "head": (8, 11)}
 
 
 def test_embedding_parameters_follow_the_mfu_convention():
@@ -135,7 +136,8 @@ def test_nonsense_is_named_with_what_would_work(text, expected):
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("llama3-8", "did you mean llama3-8b"), ("llama3-8b,layer=4", "did you mean layers"), ("gpt2,activation=gelu_tan", "gelu_tanh"),
+    ("llama3-8", "did you mean llama3-8b"), ("llama3-8b,layer=4", "did you mean layers"),
+    ("gpt2,activation=gelu_tan", "gelu_tanh"),
     ("gpt2,layers=4.5", "whole number")])
 def test_a_mistyped_model_is_refused_with_the_nearest(text, expected):
     with pytest.raises(InputError, match=expected):
