@@ -14,7 +14,7 @@ GB, GiB, MiB, T = 10**9, 2**30, 2**20, 1e12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """`links` equal links of `bytes_per_s` each, one direction; `latency_s` of one hop (torus) or one message (switch, network)."""
+    """`links` equal links of `bytes_per_s` each, one direction; `latency_s` of a hop (torus) or a message (switch, network)."""
 
     bytes_per_s: float
     latency_s: float
@@ -30,11 +30,11 @@ class Chip:
     """Figures of one JAX device, one direction, unless the name says chip or host.
 
     `peak_flops`: dense FLOP/s by dtype (a multiply and an add are two); a dtype that the hardware lacks, or whose rate is not
-    published, is absent. `usable_bytes`: the compiler's own limit on TPU, None elsewhere (on GPU it is capacity x fraction, see the
+    published, is absent. `usable_bytes`: the compiler's own limit on TPU, None elsewhere (GPU: capacity x fraction, see the
     verdict). `runtime_reserve_bytes`: GPU memory that the CUDA context and NCCL take outside the allocator's pool.
     `clock_hz`: the clock at which the matrix units reach `peak_flops`; on TPU also the clock of the compiler's estimated cycles.
     `ici`: one torus link of `links` (4 in 2-D, 6 in 3-D); on tpu7x a device has half of each of its chip's links.
-    `domain`: the fast link among `domain_size` devices, `domain_kind` says what it is. `network`: between hosts, or between slices.
+    `domain`: the fast link among `domain_size` devices, `domain_kind` says which. `network`: between hosts, or between slices.
     `host_ram_bytes` is typical of a host of `chips_per_host` chips. `pod_shape`: the largest slice. `parent`: a MIG slice's GPU.
     """
 
@@ -68,13 +68,13 @@ class Chip:
         return table.get(field) or table.get(field.partition(".")[0])
 
 
-# --- Where figures are from -------------------------------------------------------------------------------------------------------
+# --- Where figures are from -------------------------------------------------------------------------------------------
 
 Source = tuple[str, str]
 
 ESTIMATE: Source = ("estimate: typical of the generation, no published figure", "2026-01")
-LATENCY: Source = ("bandwidth published; latency is an estimate", "2026-01")
-COMPILE: Source = ("compile, libtpu 0.0.50.1: the largest program with one donated argument that compiles (16 KiB steps)", "2026-01")
+COMPILE: Source = ("compile, libtpu 0.0.50.1: the largest program of one donated argument that compiles, in 16 KiB steps",
+"2026-01")
 SCALING_BOOK: Source = ("https://jax-ml.github.io/scaling-book/tpus/", "2025-08")
 JAX_TPU_INFO: Source = ("https://github.com/jax-ml/jax jax/_src/tpu_info.py, jax 0.12", "2026-01")
 XLA_SPECS: Source = ("https://github.com/openxla/xla xla/backends/gpu/target_config/specs", "2026-01")
@@ -90,7 +90,7 @@ def _sources(*groups: tuple[Source, str]) -> dict[str, Source]:
     return {field: source for source, fields in groups for field in fields.split()}
 
 
-# --- TPU --------------------------------------------------------------------------------------------------------------------------
+# --- TPU --------------------------------------------------------------------------------------------------------------
 
 _HOP_S, _SLICE_MESSAGE_S = 1e-6, 2e-5
 _TPU_COMMON = "host_link_bytes_per_s ici network"
@@ -105,15 +105,15 @@ def _tpu(name: str, *, ici_bytes_per_s: float, network_bytes_per_s: float, **fie
 
 
 _TPUS: list[tuple[Chip, dict[str, Source]]] = [
-    (_tpu("v4", peak_flops={"bf16": 275 * T, "int8": 275 * T}, hbm_bytes=32 * GiB, usable_bytes=33_014_285_312, hbm_bytes_per_s=1228 * GB,
-          clock_hz=1.05e9, vmem_bytes=32 * MiB, ici_bytes_per_s=45e9, network_bytes_per_s=6.25e9, host_link_bytes_per_s=16e9,
-          host_ram_bytes=407 * GB, tdp_w=192, pod_shape=(12, 16, 16)),
+    (_tpu("v4", peak_flops={"bf16": 275 * T, "int8": 275 * T}, hbm_bytes=32 * GiB, usable_bytes=33_014_285_312,
+          hbm_bytes_per_s=1228 * GB, clock_hz=1.05e9, vmem_bytes=32 * MiB, ici_bytes_per_s=45e9, network_bytes_per_s=6.25e9,
+          host_link_bytes_per_s=16e9, host_ram_bytes=407 * GB, tdp_w=192, pod_shape=(12, 16, 16)),
      _sources((SCALING_BOOK, _TPU_COMMON), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("v4"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes"),
               (("Jouppi et al., TPU v4, https://arxiv.org/abs/2304.01433", "2023-04"), "tdp_w clock_hz"))),
-    (_tpu("v5e", peak_flops={"bf16": 197 * T, "int8": 393 * T}, hbm_bytes=16 * GiB, usable_bytes=16_909_206_528, hbm_bytes_per_s=819 * GB,
-          clock_hz=1.503e9, vmem_bytes=128 * MiB, ici_bytes_per_s=45e9, network_bytes_per_s=3.125e9, host_link_bytes_per_s=16e9,
-          host_ram_bytes=192 * GB, pod_shape=(16, 16)),
+    (_tpu("v5e", peak_flops={"bf16": 197 * T, "int8": 393 * T}, hbm_bytes=16 * GiB, usable_bytes=16_909_206_528,
+          hbm_bytes_per_s=819 * GB, clock_hz=1.503e9, vmem_bytes=128 * MiB, ici_bytes_per_s=45e9, network_bytes_per_s=3.125e9,
+          host_link_bytes_per_s=16e9, host_ram_bytes=192 * GB, pod_shape=(16, 16)),
      _sources((SCALING_BOOK, _TPU_COMMON), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("v5e"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes"),
               (("derived: peak / (4 matrix units x 128 x 128 x 2)", "2026-01"), "clock_hz"))),
@@ -138,11 +138,12 @@ _TPUS: list[tuple[Chip, dict[str, Source]]] = [
           domain=Link(bytes_per_s=540e9, latency_s=1e-6), domain_kind="die to die", domain_size=2),
      _sources((ESTIMATE, "host_link_bytes_per_s"), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("tpu7x"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes network domain"),
-              (("derived: half of a chip's link, at the 90% of the published 100 GB/s that v5p and v6e links reach", "2026-01"), "ici"),
+              (("derived: half of a chip's link, at the 90% of the published 100 GB/s that v5p and v6e links reach", "2026-01"),
+              "ici"),
               (("derived: peak / (4 x 256 x 256 x 2), as the compiler's cycles count", "2026-01"), "clock_hz"))),
 ]
 
-# --- GPU --------------------------------------------------------------------------------------------------------------------------
+# --- GPU --------------------------------------------------------------------------------------------------------------
 
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9  # x16, one direction
 _NVLINK_MESSAGE_S, _PCIE_MESSAGE_S, _NETWORK_MESSAGE_S = 3e-6, 5e-6, 1e-5
@@ -183,6 +184,8 @@ _GB300 = ("https://www.nvidia.com/en-us/data-center/gb300-nvl72/", "2025-11")
 _B300_INT8 = ("https://verda.com/blog/gb300-nvl72-architecture", "2025-11")
 _RTX_PRO = ("NVIDIA RTX Blackwell PRO GPU architecture whitepaper v1.0", "2025-03")
 
+_CLOCK = ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01")
+
 
 def _dgx(model: str, date: str) -> Source:
     return (f"NVIDIA DGX {model} datasheet", date)
@@ -192,42 +195,50 @@ _HOPPER_SXM = {"f32": 67 * T, "tf32": 494.7 * T, "bf16": 989.4 * T, "f16": 989.4
 _AMPERE = {"f32": 19.5 * T, "tf32": 156 * T, "bf16": 312 * T, "f16": 312 * T, "int8": 624 * T}
 
 _GPUS: list[tuple[Chip, dict[str, Source]]] = [
-    _gpu("v100", _V100, peak_flops={"f32": 15.7 * T, "f16": 125 * T}, hbm_bytes=16_935_682_048, hbm_bytes_per_s=898.048e9, clock_hz=1.53e9,
+    _gpu("v100", _V100, peak_flops={"f32": 15.7 * T, "f16": 125 * T}, hbm_bytes=16_935_682_048, hbm_bytes_per_s=898.048e9,
+         clock_hz=1.53e9,
          l2_bytes=6 * MiB, sm_count=80, host_link_bytes_per_s=_PCIE3, nvlink=_Nvlink(6, 25e9), network_bytes_per_s=6.25e9,
          host_ram_bytes=512 * GB, tdp_w=300, system=_dgx("-1 (V100)", "2019-02")),
-    _gpu("a100-40gb", _A100, peak_flops=_AMPERE, hbm_bytes=42_331_013_120, hbm_bytes_per_s=1555.2e9, clock_hz=1.41e9, l2_bytes=40 * MiB,
+    _gpu("a100-40gb", _A100, peak_flops=_AMPERE, hbm_bytes=42_331_013_120, hbm_bytes_per_s=1555.2e9, clock_hz=1.41e9,
+         l2_bytes=40 * MiB,
          sm_count=108, host_link_bytes_per_s=_PCIE4, nvlink=_Nvlink(12, 25e9), network_bytes_per_s=25e9, host_ram_bytes=1000 * GB,
          tdp_w=400, system=_dgx("A100", "2021-05")),
-    _gpu("a100-80gb", _A100, peak_flops=_AMPERE, hbm_bytes=85_100_068_864, hbm_bytes_per_s=2039.04e9, clock_hz=1.41e9, l2_bytes=40 * MiB,
+    _gpu("a100-80gb", _A100, peak_flops=_AMPERE, hbm_bytes=85_100_068_864, hbm_bytes_per_s=2039.04e9, clock_hz=1.41e9,
+         l2_bytes=40 * MiB,
          sm_count=108, host_link_bytes_per_s=_PCIE4, nvlink=_Nvlink(12, 25e9), network_bytes_per_s=25e9, host_ram_bytes=2000 * GB,
          tdp_w=400, system=_dgx("A100", "2021-05")),
     # XLA's file has 79,050,250,240 B, which no driver reports; cards report 85,094,825,984 B or a little more.
     _gpu("a100-80gb-pcie", _A100, peak_flops=_AMPERE, hbm_bytes=85_094_825_984, hbm_bytes_per_s=1935e9, clock_hz=1.41e9,
-         l2_bytes=40 * MiB, sm_count=108, host_link_bytes_per_s=_PCIE4, nvlink=None, network_bytes_per_s=12.5e9, host_ram_bytes=1000 * GB,
+         l2_bytes=40 * MiB, sm_count=108, host_link_bytes_per_s=_PCIE4, nvlink=None, network_bytes_per_s=12.5e9,
+         host_ram_bytes=1000 * GB,
          tdp_w=300, overrides={"hbm_bytes": ("total memory that the driver reports", "2026-01"), "hbm_bytes_per_s": _A100}),
     _gpu("a6000", _A6000, peak_flops={"f32": 38.7 * T, "tf32": 77.4 * T, "bf16": 154.8 * T, "f16": 154.8 * T, "int8": 309.7 * T},
          hbm_bytes=51_041_271_808, hbm_bytes_per_s=768.096e9, clock_hz=1.8e9, l2_bytes=6 * MiB, sm_count=84,
          host_link_bytes_per_s=_PCIE4, nvlink=None, network_bytes_per_s=3.125e9, host_ram_bytes=512 * GB, tdp_w=300),
-    _gpu("h100", _H100, peak_flops=_HOPPER_SXM, hbm_bytes=84_942_979_072, hbm_bytes_per_s=3352.32e9, clock_hz=1.83e9, l2_bytes=50 * MiB,
+    _gpu("h100", _H100, peak_flops=_HOPPER_SXM, hbm_bytes=84_942_979_072, hbm_bytes_per_s=3352.32e9, clock_hz=1.83e9,
+         l2_bytes=50 * MiB,
          sm_count=132, host_link_bytes_per_s=_PCIE5, nvlink=_Nvlink(18, 25e9), network_bytes_per_s=50e9, host_ram_bytes=2000 * GB,
          tdp_w=700, system=_dgx("H100", "2023-03")),
     _gpu("h100-pcie", _H100, peak_flops={"f32": 51.2 * T, "tf32": 378 * T, "bf16": 756 * T, "f16": 756 * T, "fp8": 1513 * T,
                                          "int8": 1513 * T},
          hbm_bytes=84_942_979_072, hbm_bytes_per_s=2039.04e9, clock_hz=1.62e9, l2_bytes=50 * MiB, sm_count=114,
          host_link_bytes_per_s=_PCIE5, nvlink=None, network_bytes_per_s=25e9, host_ram_bytes=1000 * GB, tdp_w=350),
-    _gpu("h200", _H200, peak_flops=_HOPPER_SXM, hbm_bytes=151_397_597_184, hbm_bytes_per_s=4800e9, clock_hz=1.83e9, l2_bytes=50 * MiB,
+    _gpu("h200", _H200, peak_flops=_HOPPER_SXM, hbm_bytes=151_397_597_184, hbm_bytes_per_s=4800e9, clock_hz=1.83e9,
+         l2_bytes=50 * MiB,
          sm_count=132, host_link_bytes_per_s=_PCIE5, nvlink=_Nvlink(18, 25e9), network_bytes_per_s=50e9, host_ram_bytes=2000 * GB,
          tdp_w=700, system=_dgx("H200", "2024-05")),
-    _gpu("b200", _HGX, peak_flops={"f32": 75 * T, "tf32": 1125 * T, "bf16": 2250 * T, "f16": 2250 * T, "fp8": 4500 * T, "int8": 4500 * T},
+    _gpu("b200", _HGX, peak_flops={"f32": 75 * T, "tf32": 1125 * T, "bf16": 2250 * T, "f16": 2250 * T, "fp8": 4500 * T,
+         "int8": 4500 * T},
          hbm_bytes=191_514_411_008, hbm_bytes_per_s=7672.32e9, clock_hz=1.856e9, l2_bytes=132_644_864, sm_count=148,
          host_link_bytes_per_s=_PCIE5, nvlink=_Nvlink(18, 50e9), network_bytes_per_s=50e9, host_ram_bytes=2000 * GB, tdp_w=1000,
-         system=_dgx("B200", "2024-11"), overrides={"clock_hz": ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01")}),
+         system=_dgx("B200", "2024-11"), overrides={"clock_hz": _CLOCK}),
     # XLA's file says 158 SMs, which gives 1.74 GHz for the published peak.
-    _gpu("b300", _HGX, peak_flops={"f32": 75 * T, "tf32": 1125 * T, "bf16": 2250 * T, "f16": 2250 * T, "fp8": 4500 * T, "int8": 150 * T},
+    _gpu("b300", _HGX, peak_flops={"f32": 75 * T, "tf32": 1125 * T, "bf16": 2250 * T, "f16": 2250 * T, "fp8": 4500 * T,
+         "int8": 150 * T},
          hbm_bytes=297_021_865_984, hbm_bytes_per_s=7936e9, clock_hz=1.738e9, l2_bytes=135_528_448, sm_count=158,
          host_link_bytes_per_s=_PCIE5, nvlink=_Nvlink(18, 50e9), network_bytes_per_s=100e9, host_ram_bytes=2000 * GB, tdp_w=1100,
          system=_dgx("B300", "2025-08"),
-         overrides={"clock_hz": ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01"), "peak_flops.int8": _B300_INT8,
+         overrides={"clock_hz": _CLOCK, "peak_flops.int8": _B300_INT8,
                     "tdp_w": _B300_INT8}),
     # A compute tray has two Grace CPUs of 480 GB and four GPUs; the 900 GB/s (both directions) of a Grace are shared by two GPUs.
     _gpu("gb200", _GB200, peak_flops={"f32": 80 * T, "tf32": 1250 * T, "bf16": 2500 * T, "f16": 2500 * T, "fp8": 5000 * T,
@@ -235,23 +246,25 @@ _GPUS: list[tuple[Chip, dict[str, Source]]] = [
          hbm_bytes=197_897_748_480, hbm_bytes_per_s=7928.064e9, clock_hz=2.008e9, l2_bytes=135_528_448, sm_count=152,
          host_link_bytes_per_s=225e9, nvlink=_Nvlink(18, 50e9, 72), network_bytes_per_s=50e9, host_ram_bytes=960 * GB, tdp_w=1200,
          chips_per_host=4, system=_GB200,
-         overrides={"clock_hz": ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01"), "tdp_w": _B300_INT8}),
+         overrides={"clock_hz": _CLOCK, "tdp_w": _B300_INT8}),
     _gpu("gb300", _GB300, peak_flops={"f32": 80 * T, "tf32": 1250 * T, "bf16": 2500 * T, "f16": 2500 * T, "fp8": 5000 * T,
                                       "int8": 165 * T},
          hbm_bytes=297_021_079_552, hbm_bytes_per_s=7928.064e9, clock_hz=2.008e9, l2_bytes=135_528_448, sm_count=152,
-         host_link_bytes_per_s=225e9, nvlink=_Nvlink(18, 50e9, 72), network_bytes_per_s=100e9, host_ram_bytes=960 * GB, tdp_w=1400,
+         host_link_bytes_per_s=225e9, nvlink=_Nvlink(18, 50e9, 72), network_bytes_per_s=100e9, host_ram_bytes=960 * GB,
+         tdp_w=1400,
          chips_per_host=4, system=_GB300,
-         overrides={"clock_hz": ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01"), "peak_flops.int8": _B300_INT8,
+         overrides={"clock_hz": _CLOCK, "peak_flops.int8": _B300_INT8,
                     "tdp_w": _B300_INT8, "peak_flops.f32": _B300_INT8}),
     # XLA's file has the nominal 96 GiB; the driver hands out 97,343 MiB.
-    _gpu("rtx-pro-6000", _RTX_PRO, peak_flops={"f32": 126 * T, "tf32": 251.9 * T, "bf16": 503.8 * T, "f16": 503.8 * T, "fp8": 1007.6 * T,
+    _gpu("rtx-pro-6000", _RTX_PRO, peak_flops={"f32": 126 * T, "tf32": 251.9 * T, "bf16": 503.8 * T, "f16": 503.8 * T,
+         "fp8": 1007.6 * T,
                                                "int8": 1007.6 * T},
          hbm_bytes=97_343 * MiB, hbm_bytes_per_s=1792e9, clock_hz=2.617e9, l2_bytes=128 * MiB, sm_count=188,
          host_link_bytes_per_s=_PCIE5, nvlink=None, network_bytes_per_s=25e9, host_ram_bytes=1000 * GB, tdp_w=600,
          overrides={"hbm_bytes": ("total memory that the driver reports", "2026-01")}),
 ]
 
-# --- MIG slices -------------------------------------------------------------------------------------------------------------------
+# --- MIG slices -------------------------------------------------------------------------------------------------------
 
 
 class _Profile(NamedTuple):
@@ -281,7 +294,8 @@ _PUBLISHED_MIG_BYTES = {"h100-mig-1g.10gb": 10_468_982_784}
 
 
 def _mig_slice(parent: Chip, profile: _Profile) -> tuple[Chip, dict[str, Source]]:
-    """Peaks by SM fraction, bandwidth by eighths of memory, L2 by its eighths. A slice has neither NVLink nor peer-to-peer copies."""
+    """Peaks by SM fraction, bandwidth by eighths of memory,
+    L2 by its eighths. A slice has no NVLink and no peer-to-peer copies."""
     assert parent.sm_count and parent.hbm_bytes and parent.hbm_bytes_per_s and parent.l2_bytes and parent.host_ram_bytes
     name = f"{parent.name}-mig-{profile.name}"
     sms = profile.sms or parent.sm_count * int(profile.name[0]) // 7
@@ -300,7 +314,7 @@ def _mig_slice(parent: Chip, profile: _Profile) -> tuple[Chip, dict[str, Source]
                "hbm_bytes_per_s": derived(f"memory slices, {profile.memory_eighths}/8; fractions of {MIG_GUIDE}"),
                "l2_bytes": derived(f"L2 slices, {profile.l2_eighths}/8; fractions of {MIG_GUIDE}"),
                "hbm_bytes": derived("memory slice as `nvidia-smi mig -lgip` lists it, at most the GPU's"),
-               "sm_count": derived("SMs as `nvidia-smi mig -lgip` lists them" if profile.sms else "SM fraction, sevenths rounded down"),
+               "sm_count": derived("as `nvidia-smi mig -lgip` lists them" if profile.sms else "SM fraction, sevenths rounded down"),
                "host_ram_bytes": derived("a GPU's share of the host, by memory slices"), "runtime_reserve_bytes": ESTIMATE,
                "host_link_bytes_per_s": derived("the GPU's link, shared with its other slices"),
                "network": derived("the GPU's share, shared with its other slices"),

@@ -38,7 +38,7 @@ def _by_count(shapes: list[str], counted_per_chip: int, largest: int) -> dict[in
 
 # https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e, /tpu7x: the tables of supported configurations (2025-11).
 CLOUD_SHAPES: dict[str, dict[int, tuple[int, ...]]] = {
-    "v4": _by_count(_SHAPES_3D, 2, 2048),
+    "v4": _by_count(_SHAPES_3D, 2, 3072),
     "v5e": _by_count(_SHAPES_2D, 1, 256),
     "v5p": _by_count(_SHAPES_3D, 2, 6144),
     "v6e": _by_count(_SHAPES_2D, 1, 256),
@@ -50,7 +50,7 @@ CLOUD_SHAPES: dict[str, dict[int, tuple[int, ...]]] = {
 class Topology:
     """Chips in a shape.
 
-    `shape` is chips: the slice's 2-D or 3-D grid on TPU (one slice of `slices`), `(hosts, chips a host)` on GPU, `(devices,)` on CPU.
+    `shape` is chips: the 2-D or 3-D grid of one of `slices` slices on TPU, `(hosts, chips a host)` on GPU, `(devices,)` on CPU.
     `hosts` and `devices` count over all slices; a JAX device is half a chip on tpu7x and a chip (or MIG slice) elsewhere.
     `wrap[i]` says whether dimension i of the torus is a ring; it is False for every dimension where there is no torus.
     """
@@ -87,7 +87,8 @@ class Topology:
 
     @property
     def wrap(self) -> tuple[bool, ...]:
-        """3-D: every dimension a multiple of 4 (whole cubes, joined by optical switches) closes all rings; 2-D: a dimension of 16."""
+        """3-D: all rings close when every dimension is a multiple of 4 (whole cubes,
+        optical switches); 2-D: a dimension of 16."""
         if self.chip.kind != "tpu":
             return (False,) * len(self.shape)
         if len(self.shape) == 3:
@@ -155,7 +156,7 @@ def topologies(kind: Literal["tpu", "gpu", "cpu"] | None = None) -> list[str]:
 def parse_topology(text: str) -> Topology:
     """`"v5p-128"`, `"v5p:4x4x4"`, `"2xv5e-256"`, `"h100:8"`, `"h100:16x8"`, `"h100-mig-1g.10gb"`, `"cpu:8"` -> `Topology`.
 
-    Raises `InputError` with the nearest names that exist: an unknown chip or size, a shape that the hosts of the chip do not divide,
+    Raises `InputError` with the nearest names that exist: an unknown chip or size, a shape that hosts of 2x2 chips do not divide,
     a slice larger than a pod, more GPUs than a host holds, a number that is zero or negative.
     """
     plain = re.sub(r"\s+", "", text.translate(DASHES).replace("×", "x")).lower()
@@ -265,9 +266,10 @@ def _gpu_shape(chip: Chip, sizes: tuple[int, ...], text: str) -> tuple[int, ...]
     limit = chip.chips_per_host
     if gpus > limit:
         if chip.parent:
-            raise InputError(f"topology {text!r}: a CUDA process sees one MIG slice only, so {chip.name} is a topology of one device")
+            raise InputError(f"topology {text!r}: a CUDA process sees one MIG slice, so {chip.name} is a topology of one device")
         full = math.ceil(hosts * gpus / limit)
-        raise InputError(f"topology {text!r}: a host holds {limit} {chip.name}, not {gpus}; did you mean {chip.name}:{full}x{limit}?")
+        raise InputError(f"topology {text!r}: a host holds {limit} {chip.name}, not {gpus}; "
+                         f"did you mean {chip.name}:{full}x{limit}?")
     return hosts, gpus
 
 
