@@ -31,7 +31,8 @@ class Value:
     end: int
     parameter: int | None = None  # entry parameter number
     depth: int = 0                # how many loops it is inside of
-    users: list[Instruction] = field(default_factory=list)
+    users: list[tuple[Instruction, str]] = field(default_factory=list)  # and the computation they stand in
+    reads: "list[Value]" = field(default_factory=list)                  # operands of the instruction that defines it
 
 
 @dataclass(kw_only=True)
@@ -69,11 +70,11 @@ class _Replay:
         self.parents.append(number)
         return number
 
-    def use(self, leaves: Leaves, time: int, user: Instruction) -> None:
+    def use(self, leaves: Leaves, time: int, user: Instruction, computation: str) -> None:
         for number in leaves.values():
             value = self.values[number]
             value.end = max(value.end, time)
-            value.users.append(user)
+            value.users.append((user, computation))
 
     # --- one computation, its instructions in order
     def walk(self, computation: Computation, arguments: list[Leaves] | None) -> Leaves:
@@ -120,7 +121,7 @@ class _Replay:
         time = len(self.points)
         self.points.append(instruction)
         for leaves in operands:
-            self.use(leaves, time, instruction)
+            self.use(leaves, time, instruction, computation.name)
         if opcode in FORWARDING:
             return dict(operands[0])
         if opcode.endswith("-done"):
@@ -129,6 +130,8 @@ class _Replay:
         result: Leaves = {}
         for index, shape in instruction.shape.leaves():
             result[index] = given[index] if index in given else self.define(instruction, computation.name, index, shape, time)
+            if index not in given:
+                self.values[result[index]].reads = [self.values[number] for leaves in operands for number in leaves.values()]
         self.share(instruction, operands, result)
         return result
 
@@ -199,11 +202,11 @@ class _Replay:
         result: Leaves = {}
         for index, number in initial.items():
             if index in passing:
-                self.use({index: number}, time, instruction)
+                self.use({index: number}, time, instruction, computation.name)
                 result[index] = number
                 continue
             self.values[number].end = max(self.values[number].end, begin)
-            self.values[number].users.append(instruction)
+            self.values[number].users.append((instruction, computation.name))
             result[index] = self.define(instruction, computation.name, index, self.values[number].shape, time)
             for other in (carry[index], final[index], result[index]):
                 self.join(number, other)
@@ -226,7 +229,7 @@ class _Replay:
         time = len(self.points)
         self.points.append(instruction)
         for leaves in operands:
-            self.use(leaves, time, instruction)
+            self.use(leaves, time, instruction, computation.name)
         result: Leaves = {}
         for index, shape in instruction.shape.leaves():
             result[index] = self.define(instruction, computation.name, index, shape, time)

@@ -1,0 +1,304 @@
+"""What a buffer is for and which part of the model it belongs to, from the names that tracing left in the program.
+
+JAX writes the stack of named scopes into every operation: `jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/blocks/mlp/mul`
+is the `mul` of the scope `blocks/mlp`, made again in the backward pass. What the compiler adds by itself (copies, layout changes, staging)
+carries no such name and takes that of the data it moves.
+"""
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from jaxmem.hlo.parse import Computation, Instruction, Module
+from jaxmem.hlo.schedule import Schedule, Value
+
+Phase = Literal["plain", "forward", "backward", "recomputed"]
+
+_NOISE = frozenset({
+    "while", "body", "cond", "scan", "closed_call", "core_call", "checkpoint", "remat", "remat2", "rematted_computation", "eval_jaxpr", "shard_map",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit", "xla_call", "named", "true_fun", "false_fun", "body_fun", "cond_fun", "main", "fori_loop",
+})
+_WRAPPER = re.compile(r"^(transpose|jvp|vmap|remat|checkpoint|pmap|linearize|mul_by)\((.*)\)$")
+_DROPPED = re.compile(r"^(?:p?jit|branch_\d+_fun|cond_branch)(?:\(.*\))?$|->|^branch_\d+_fun$")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all", "collective-broadcast")
+_MOVES = frozenset({"copy", "copy-start", "convert", "slice-start", "dynamic-slice-start", "slice", "dynamic-slice", "bitcast", "bitcast-convert", "transpose", "reshape",
+                    "async-start", "pad", "concatenate", "tuple", "get-tuple-element", "parameter", "constant", "reduce-precision"})
+_MOVING_CALLS = ("ConcatBitcast", "MoveToHost", "MoveToDevice", "annotate_device_placement", "SliceBitcast")
+_LOSS_SCOPES = ("head", "loss", "logits", "lm_head")
+_STATE = ("params", "opt_state", "batch", "rng")
+_RANK = {kind: rank for rank, kind in enumerate(
+    ("params", "opt_state", "batch", "rng", "output", "gradients", "saved", "logits", "collective", "recomputed", "activations", "workspace", "other"))}
+
+
+@dataclass(frozen=True)
+class Label:
+    kind: str | None = None
+    module: str | None = None
+    source: str | None = None
+    op_name: str | None = None
+    path: str | None = None
+    sharding: str | None = None
+
+
+@lru_cache(maxsize=65536)
+def scope(op_name: str | None) -> tuple[Phase, str | None]:
+    """Phase and module path of an operation's name: `("backward", "blocks/mlp")`. The module is None where no scope was open."""
+    if not op_name or "/" not in op_name:
+        return "plain", None
+    phase: Phase = "plain"
+    parts = []
+    pieces = list(_components(op_name))
+    for piece in pieces[:-1]:
+        inside = piece
+        while wrapped := _WRAPPER.match(inside):
+            if wrapped.group(1) == "transpose":
+                phase = "backward"
+            elif wrapped.group(1) == "jvp" and phase == "plain":
+                phase = "forward"
+            inside = wrapped.group(2)
+        for part in inside.split("/") if not _DROPPED.search(inside) else []:
+            if part == "rematted_computation":
+                phase = "recomputed"
+            if part and part not in _NOISE:
+                parts.append(part)
+    return phase, "/".join(parts) or None
+
+
+def _components(op_name: str) -> Iterator[str]:
+    """Split at the slashes that stand outside parentheses."""
+    depth, begin = 0, 0
+    for position, character in enumerate(op_name):
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == "/" and depth <= 0:
+            yield op_name[begin:position]
+            begin = position + 1
+    yield op_name[begin:]
+
+
+def classify(op_name: str | None, *, opcode: str = "", dims: tuple[int, ...] = (), parameter_dims: frozenset[tuple[int, ...]] = frozenset()) -> tuple[str | None, str | None]:
+    """Kind and module of the result of one operation, from its name alone; None where the name does not say.
+
+    `dims` is the shape of the result on one device and `parameter_dims` are those of the parameters, whole and split: what the backward
+    pass makes in such a shape is a gradient, anything else that it makes is an activation's.
+    """
+    phase, module = scope(op_name)
+    if is_collective(opcode):
+        return "collective", module
+    if module is None and phase == "plain":
+        return None, None
+    first = (module or "").split("/")[0]
+    if first == "optimizer":
+        return "workspace", module
+    if phase == "recomputed":
+        return "recomputed", module
+    if phase == "backward" and dims in parameter_dims or first == "gradients":
+        return "gradients", module
+    if any(part in _LOSS_SCOPES for part in (module or "").split("/")) and dims not in parameter_dims:
+        return "logits", module
+    return "activations", module
+
+
+def is_collective(opcode: str) -> bool:
+    return opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+
+
+def _weight(value: Value) -> int:
+    return value.shape.tiled_bytes
+
+
+class Attribution:
+    """Labels of the groups of one schedule. `result` is the artifact's `result.json`; without its lists, arguments are read from their names."""
+
+    def __init__(self, module: Module, schedule: Schedule, result: Mapping[str, Any]):
+        self.module, self.schedule = module, schedule
+        self.arguments: Sequence[Mapping[str, Any]] = result.get("arguments") or []
+        self.outputs: Sequence[Mapping[str, Any]] = result.get("outputs") or []
+        self.labels: dict[int, Label] = {}
+        self.defined: dict[tuple[str, str], list[Value]] = {}
+        for value in schedule.values:
+            self.defined.setdefault((value.computation, value.instruction.name), []).append(value)
+        self.output_order = {number: position for position, (_, number) in enumerate(sorted(schedule.outputs.items()))}
+        self.owner: dict[int, int] = {value.number: group for group, values in schedule.groups.items() for value in values}
+        self.parameter_dims = self._parameter_dims()
+        self.home = {name: _common_scope(computation) for name, computation in module.computations.items()}
+        self.groups: dict[int, Label] = {}
+        self._open: set[int] = set()
+
+    def _parameter_dims(self) -> frozenset[tuple[int, ...]]:
+        """Shapes of parameters, whole and split, and of one layer of a stack; vectors and scalars are told apart too badly to count."""
+        found = set()
+        for value in self.schedule.values:
+            if value.parameter is not None and self._argument(value).kind == "params":
+                shapes = [value.shape.dims]
+                if value.parameter < len(self.arguments) and self.arguments[value.parameter].get("shape"):
+                    shapes.append(tuple(self.arguments[value.parameter]["shape"]))
+                for dims in shapes:
+                    found |= {dims, dims[1:], (1, *dims[1:])}
+        return frozenset(dims for dims in found if sum(size > 1 for size in dims) >= 2)
+
+    def _argument(self, value: Value) -> Label:
+        name = value.instruction.op_name
+        if value.parameter is not None and value.parameter < len(self.arguments):
+            entry = self.arguments[value.parameter]
+            kind = entry.get("kind") or "other"
+            module = entry.get("module") or _path_module(entry.get("path") or name or "")
+            return Label(kind=kind, module=module or kind, source=None, op_name=name, path=entry.get("path"), sharding=entry.get("sharding"))
+        kind = "opt_state" if re.match(r"opt|.*\bopt_state", name or "") else "params" if re.search(r"param", name or "") else "other"
+        return Label(kind=kind, module=_path_module(name or ""), op_name=name)
+
+    # --- one value
+    def of_value(self, value: Value) -> Label:
+        """Label of one array by itself, without the rest of its group."""
+        if value.number in self.labels:
+            return self.labels[value.number]
+        if value.parameter is not None:
+            label = self._argument(value)
+        elif value.number in self._open:
+            return Label()
+        else:
+            self._open.add(value.number)
+            label = self._derive(value)
+            self._open.discard(value.number)
+        self.labels[value.number] = label
+        return label
+
+    def _derive(self, value: Value) -> Label:
+        instruction = value.instruction
+        if instruction.opcode in ("parameter", "while", "conditional"):
+            return Label()  # a carry: the other members of its group say more
+        op_name, source = self._named(instruction)
+        contents = self._collective(instruction)
+        opcode = contents or instruction.opcode
+        kind, module = classify(op_name, opcode=opcode, dims=value.shape.dims, parameter_dims=self.parameter_dims)
+        moved = self._moved(value)
+        if moved is not None and kind != "collective":
+            inherited = self._origin(moved)
+            if inherited.kind in _STATE or kind is None:
+                return Label(kind=inherited.kind, module=inherited.module, source=source or inherited.source, op_name=op_name or inherited.op_name)
+        if module is None:
+            module = self._module_of_data(value)
+        return Label(kind=kind, module=module, source=source, op_name=op_name)
+
+    def _named(self, instruction: Instruction) -> tuple[str | None, str | None]:
+        """The operation's own name, else the name most of a fusion's bytes carry."""
+        if instruction.op_name and "/" in instruction.op_name:
+            return instruction.op_name, instruction.source
+        if "calls" not in instruction.called:
+            return None, instruction.source
+        weights: Counter[str] = Counter()
+        sources: dict[str, str | None] = {}
+        for inner in self.module.computations[instruction.called["calls"][0]].instructions:
+            if inner.op_name and "/" in inner.op_name and not inner.shape.is_tuple:
+                weights[inner.op_name] += inner.shape.bytes
+                sources.setdefault(inner.op_name, inner.source)
+        if not weights:
+            return None, instruction.source
+        best = weights.most_common(1)[0][0]
+        return best, sources[best]
+
+    def _collective(self, instruction: Instruction) -> str | None:
+        """The collective that an async wrapper or a collective fusion holds."""
+        if is_collective(instruction.opcode):
+            return instruction.opcode
+        if instruction.opcode in ("async-start", "fusion") and "calls" in instruction.called and "collective" in instruction.raw_attributes + instruction.name:
+            for inner in self.module.computations[instruction.called["calls"][0]].instructions:
+                if is_collective(inner.opcode):
+                    return inner.opcode
+        return None
+
+    def _moved(self, value: Value) -> Value | None:
+        """The array whose elements this one holds unchanged, in another place, layout or precision."""
+        instruction = value.instruction
+        moves = instruction.opcode in _MOVES or instruction.custom_call_target in _MOVING_CALLS
+        if instruction.opcode == "fusion":
+            moves = all(inner.opcode in _MOVES for inner in self.module.computations[instruction.called["calls"][0]].instructions)
+        if not moves:
+            return None
+        sources = [source for source in value.reads if source.number != value.number]
+        return max(sources, key=_weight, default=None)
+
+    def _origin(self, value: Value) -> Label:
+        """Label of the array, or of one that shares its memory and says more."""
+        label = self.of_value(value)
+        if label.kind is not None and label.module is not None:
+            return label
+        others = [self.of_value(other) for other in self.schedule.groups[self.owner[value.number]]]
+        return min(others, key=_informative, default=label)
+
+    def _module_of_data(self, value: Value) -> str | None:
+        """The module of what a nameless operation reads, largest first, then of the computation that it stands in."""
+        for source in sorted(value.reads, key=_weight, reverse=True):
+            module = self.of_value(source).module
+            if module is not None and self.owner[source.number] != self.owner[value.number]:
+                return module
+        return self.home.get(value.computation)
+
+    # --- one group
+    def of_group(self, group: int) -> Label:
+        """Label of a piece of memory: the argument or result that it is, else what says most among the arrays that it holds."""
+        if group in self.groups:
+            return self.groups[group]
+        values = self.schedule.groups[group]
+        arguments = [value for value in values if value.parameter is not None]
+        results = [value for value in values if value.number in self.output_order]
+        if arguments:
+            label = self._argument(arguments[0])
+        elif results and self.output_order[results[0].number] < len(self.outputs):
+            entry = self.outputs[self.output_order[results[0].number]]
+            kind = entry.get("kind") or "output"
+            made = self.of_value(results[0])
+            label = Label(kind="output" if kind == "other" else kind, module=entry.get("module") or made.module or "output", source=made.source, op_name=made.op_name,
+                          path=entry.get("path"))
+        else:
+            label = self._best(values)
+        self.groups[group] = label
+        return label
+
+    def _best(self, values: list[Value]) -> Label:
+        labels = [self.of_value(value) for value in values]
+        best = min(labels, key=_informative)
+        phases = {scope(label.op_name)[0] for label in labels if label.op_name}
+        kind = best.kind
+        if kind in ("activations", "recomputed") and "forward" in phases and "backward" not in phases and self._read_backward(values):
+            kind = "saved"
+        module = best.module or next((label.module for label in labels if label.module), None)
+        if kind is None or module is None:
+            readers = [self.of_value(reader) for value in values for reader in self._readers(value)]
+            reader = min(readers, key=_informative, default=Label())
+            module = module or reader.module
+            kind = kind or ("workspace" if module else None)
+        source = best.source or next((label.source for label in labels if label.source), None)
+        return Label(kind=kind, module=module, source=source, op_name=best.op_name or next((label.op_name for label in labels if label.op_name), None))
+
+    def _readers(self, value: Value) -> Iterator[Value]:
+        for user, computation in value.users:
+            yield from self.defined.get((computation, user.name), [])
+
+    def _read_backward(self, values: list[Value]) -> bool:
+        return any(scope(self._named(user)[0])[0] in ("backward", "recomputed") for value in values for user, _ in value.users if user.opcode != "while")
+
+
+def _informative(label: Label) -> tuple[bool, bool, int]:
+    return label.kind is None, label.module is None, _RANK.get(label.kind or "", len(_RANK))
+
+
+def _common_scope(computation: Computation) -> str | None:
+    """The scope that all named operations of a computation share: `blocks` for a loop over layers."""
+    modules = [module.split("/") for module in (scope(instruction.op_name)[1] for instruction in computation.instructions) if module]
+    if not modules:
+        return None
+    shared = modules[0]
+    for module in modules[1:]:
+        shared = shared[:next((i for i, (a, b) in enumerate(zip(shared, module, strict=False)) if a != b), min(len(shared), len(module)))]
+    return "/".join(shared) or None
+
+
+def _path_module(path: str) -> str | None:
+    """`params['blocks']['mlp']['up']` or `params/blocks/mlp/up` -> `blocks/mlp`: the path without its root and its leaf."""
+    names = [name for name in re.findall(r"[A-Za-z_][\w.]*", path) if name]
+    return "/".join(names[1:-1]) or (names[-1] if names else None)
