@@ -17,16 +17,19 @@ help:
 env: $(STAMP)
 
 # A python3.12 on the path may be a version manager's shim that refuses to run, so every candidate is tried. The versions the
-# lock was made with come first, any newer one after them, and uv, which can bring a Python along, last.
+# lock was made with come first, any newer one after them, and uv, which can bring a Python along, last. Some distributions
+# split ensurepip off, so that `-m venv` fails: then the pip that is there puts one in.
 $(STAMP): pyproject.toml requirements.lock
 	@set -euo pipefail; \
-	usable() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; }; \
+	usable() { "$$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; }; \
 	if ! usable $(BIN)/python || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  rm -rf .venv; found=; \
 	  for python in $(PYTHON) python3.12 python3.13 "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.1[23]*/bin/python python3.14 python3 python; do \
 	    if usable "$$python"; then found="$$python"; break; fi; \
 	  done; \
-	  if [ -n "$$found" ]; then echo "making .venv with $$("$$found" --version) ($$found)"; "$$found" -m venv .venv; \
+	  if [ -n "$$found" ]; then echo "making .venv with $$("$$found" --version) ($$found)"; \
+	    "$$found" -m venv .venv 2>/dev/null \
+	    || { "$$found" -m venv --clear --without-pip .venv && "$$found" -m pip --python $(BIN)/python install --quiet pip; }; \
 	  elif command -v uv >/dev/null; then uv venv --seed --python '>=3.12,<3.14' .venv; \
 	  else echo "make env: no Python >= 3.12 with venv found, and no uv; give one with make env PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	fi; \

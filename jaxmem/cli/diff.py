@@ -1,0 +1,42 @@
+"""what changed between two checks.
+
+  jaxmem check ... --json > a.json
+  jaxmem check ... --json > b.json
+  jaxmem diff a.json b.json
+"""
+
+import json
+import pathlib
+
+from absl import flags as absl_flags
+
+from jaxmem.spec import InputError
+
+
+def define(flags: absl_flags.FlagValues) -> None:
+    """No flags of its own."""
+
+
+def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
+    if len(words) != 2:
+        raise InputError(f"diff takes two files, as in jaxmem diff a.json b.json; {len(words)} given")
+    from jaxmem.report import diff
+
+    before, after = map(read, words)
+    print(diff.render(before, after), end="")
+    return 0
+
+
+def read(path: str) -> dict:
+    """A check that `jaxmem check --json` printed. Raises `InputError` for what is none."""
+    try:
+        value = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}); write it with jaxmem check ... --json > {path}") from None
+    if not isinstance(value, dict) or "verdict" not in value or "schema" not in value:
+        raise InputError(f"{path} is not a check; write it with jaxmem check ... --json > {path}")
+    if value["schema"] != 1:
+        raise InputError(f"{path} has schema {value['schema']}, and this jaxmem reads schema 1; check again with this version")
+    return value
