@@ -16,7 +16,7 @@ class OptimizerConfig:
     decay: Literal["matrices", "all"] = "matrices"  # matrices: norms and biases are not decayed
     momentum: float | None = None  # sgd, adafactor (None: no buffer); muon's for matrices
     nesterov: Literal["none", "nesterov"] = "none"  # sgd, muon
-    moments: Literal["f32", "bf16"] = "f32"  # first moments and momentum buffers; second moments stay f32
+    moments: Literal["f32", "bf16"] = "f32"  # first moments and momenta; second moments have the parameters' dtype
     decay_rate: float = 0.8  # adafactor: second moments decay by 1 - step ** -decay_rate
     factored_above: int = 128  # adafactor: factor second moments when the two largest dims of a matrix reach this
     clip_update: float | None = 1.0  # adafactor: largest root mean square of an update
