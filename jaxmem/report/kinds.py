@@ -19,22 +19,22 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (
-    Kind(name="params", label="parameters", light="#1f4e9e", dark="#3f74cf", ansi="blue"),
-    Kind(name="opt_state", label="optimizer state", light="#5aa5e8", dark="#7fc0f5", ansi="cyan"),
-    Kind(name="gradients", label="gradients", light="#0a8f74", dark="#1fa68a", ansi="green"),
-    Kind(name="saved", label="saved activations", light="#f0a202", dark="#f2ae2e", ansi="yellow"),
-    Kind(name="recomputed", label="recomputed", light="#f7dd7d", dark="#f7e6a1", ansi="yellow"),
-    Kind(name="activations", label="other activations", light="#cf4a1d", dark="#e0602f", ansi="red"),
-    Kind(name="logits", label="logits", light="#e58fb8", dark="#eba3c6", ansi="magenta"),
-    Kind(name="collective", label="collective buffers", light="#6b3fa0", dark="#8d63c4", ansi="magenta"),
-    Kind(name="workspace", label="workspace", light="#7d8794", dark="#8a95a3", ansi="white"),
-    Kind(name="batch", label="batch", light="#a9d18e", dark="#b9dca0", ansi="green"),
-    Kind(name="rng", label="random state", light="#8a7a5c", dark="#a8976f", ansi="white"),
-    Kind(name="output", label="outputs", light="#4d5b2f", dark="#6f8046", ansi="green"),
-    Kind(name="padding", label="padding", light="#cfd6de", dark="#d5dbe2", ansi="white"),
-    Kind(name="other", label="other", light="#a89f97", dark="#5d636b", ansi="white"),
+    Kind(name="params", label="parameters", light="#0a62bd", dark="#335caa", ansi="blue"),
+    Kind(name="opt_state", label="optimizer state", light="#43c9fd", dark="#74c4fd", ansi="cyan"),
+    Kind(name="gradients", label="gradients", light="#0d9f54", dark="#13964f", ansi="green"),
+    Kind(name="saved", label="saved activations", light="#fdb825", dark="#f09800", ansi="yellow"),
+    Kind(name="recomputed", label="recomputed", light="#fbe589", dark="#f4e56a", ansi="yellow"),
+    Kind(name="activations", label="other activations", light="#b93012", dark="#d21728", ansi="red"),
+    Kind(name="logits", label="logits", light="#ef75c6", dark="#ca8eb3", ansi="magenta"),
+    Kind(name="collective", label="collective buffers", light="#6f2878", dark="#9e82fc", ansi="magenta"),
+    Kind(name="workspace", label="workspace", light="#5e6572", dark="#696a6e", ansi="white"),
+    Kind(name="batch", label="batch", light="#7cc976", dark="#b0f5a4", ansi="green"),
+    Kind(name="rng", label="random state", light="#817566", dark="#988f80", ansi="white"),
+    Kind(name="output", label="outputs", light="#37422b", dark="#33620e", ansi="green"),
+    Kind(name="padding", label="padding", light="#c5c7c8", dark="#d9e4ed", ansi="white"),
+    Kind(name="other", label="other", light="#a29e8f", dark="#c1bbb1", ansi="white"),
 )}
-UNATTRIBUTED = Kind(name="unattributed", label="unattributed", light="#e6e9ee", dark="#39404a", ansi="dim")
+UNATTRIBUTED = Kind(name="unattributed", label="unattributed", light="#e5eff6", dark="#424242", ansi="dim")
 
 
 def kind_of(name: str | None) -> Kind:
