@@ -1,9 +1,11 @@
 """What a buffer is for and which part of the model it belongs to, from the names that tracing left in the program.
 
-JAX writes the stack of named scopes into every operation: `jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/blocks/mlp/mul`
-is the `mul` of the scope `blocks/mlp`, made again in the backward pass. What the compiler adds by itself (copies, layout changes, staging)
-carries no such name and takes that of the data it moves.
+JAX writes the stack of named scopes into every operation:
+`jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/blocks/mlp/mul` is the `mul` of the scope `blocks/mlp`,
+made again in the backward pass. What the compiler adds by itself (copies, layout changes, staging) carries no such name and
+takes that of the data it moves.
 """
+
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +18,91 @@ from jaxmem.hlo.schedule import Schedule, Value
 
 Phase = Literal["plain", "forward", "backward", "recomputed"]
 
-_NOISE = frozenset({
-    "while", "body", "cond", "scan", "closed_call", "core_call", "checkpoint", "remat", "remat2", "rematted_computation", "eval_jaxpr", "shard_map",
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit", "xla_call", "named", "true_fun", "false_fun", "body_fun", "cond_fun", "main", "fori_loop",
-})
+_NOISE = frozenset(
+    {
+        "while",
+        "body",
+        "cond",
+        "scan",
+        "closed_call",
+        "core_call",
+        "checkpoint",
+        "remat",
+        "remat2",
+        "rematted_computation",
+        "eval_jaxpr",
+        "shard_map",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+        "pjit",
+        "xla_call",
+        "named",
+        "true_fun",
+        "false_fun",
+        "body_fun",
+        "cond_fun",
+        "main",
+        "fori_loop",
+    }
+)
 _WRAPPER = re.compile(r"^(transpose|jvp|vmap|remat|checkpoint|pmap|linearize|mul_by)\((.*)\)$")
 _DROPPED = re.compile(r"^(?:p?jit|branch_\d+_fun|cond_branch)(?:\(.*\))?$|->|^branch_\d+_fun$")
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all", "collective-broadcast")
-_MOVES = frozenset({"copy", "copy-start", "convert", "slice-start", "dynamic-slice-start", "slice", "dynamic-slice", "bitcast", "bitcast-convert", "transpose", "reshape",
-                    "async-start", "pad", "concatenate", "tuple", "get-tuple-element", "parameter", "constant", "reduce-precision"})
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-broadcast",
+)
+_MOVES = frozenset(
+    {
+        "copy",
+        "copy-start",
+        "convert",
+        "slice-start",
+        "dynamic-slice-start",
+        "slice",
+        "dynamic-slice",
+        "bitcast",
+        "bitcast-convert",
+        "transpose",
+        "reshape",
+        "async-start",
+        "pad",
+        "concatenate",
+        "tuple",
+        "get-tuple-element",
+        "parameter",
+        "constant",
+        "reduce-precision",
+    }
+)
 _MOVING_CALLS = ("ConcatBitcast", "MoveToHost", "MoveToDevice", "annotate_device_placement", "SliceBitcast")
 _LOSS_SCOPES = ("head", "loss", "logits", "lm_head")
 _STATE = ("params", "opt_state", "batch", "rng")
-_RANK = {kind: rank for rank, kind in enumerate(
-    ("params", "opt_state", "batch", "rng", "output", "gradients", "saved", "logits", "collective", "recomputed", "activations", "workspace", "other"))}
+_RANK = {
+    kind: rank
+    for rank, kind in enumerate(
+        (
+            "params",
+            "opt_state",
+            "batch",
+            "rng",
+            "output",
+            "gradients",
+            "saved",
+            "logits",
+            "collective",
+            "recomputed",
+            "activations",
+            "workspace",
+            "other",
+        )
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -80,11 +153,13 @@ def _components(op_name: str) -> Iterator[str]:
     yield op_name[begin:]
 
 
-def classify(op_name: str | None, *, opcode: str = "", dims: tuple[int, ...] = (), parameter_dims: frozenset[tuple[int, ...]] = frozenset()) -> tuple[str | None, str | None]:
+def classify(
+    op_name: str | None, *, opcode: str = "", dims: tuple[int, ...] = (), parameter_dims: frozenset[tuple[int, ...]] = frozenset()
+) -> tuple[str | None, str | None]:
     """Kind and module of the result of one operation, from its name alone; None where the name does not say.
 
-    `dims` is the shape of the result on one device and `parameter_dims` are those of the parameters, whole and split: what the backward
-    pass makes in such a shape is a gradient, anything else that it makes is an activation's.
+    `dims` is the shape of the result on one device and `parameter_dims` are those of the parameters, whole and split: what the
+    backward pass makes in such a shape is a gradient, anything else that it makes is an activation's.
     """
     phase, module = scope(op_name)
     if is_collective(opcode):
@@ -112,7 +187,10 @@ def _weight(value: Value) -> int:
 
 
 class Attribution:
-    """Labels of the groups of one schedule. `result` is the artifact's `result.json`; without its lists, arguments are read from their names."""
+    """Labels of the groups of one schedule.
+
+    `result` is the artifact's `result.json`; without its lists, arguments are read from their names.
+    """
 
     def __init__(self, module: Module, schedule: Schedule, result: Mapping[str, Any]):
         self.module, self.schedule = module, schedule
@@ -130,7 +208,7 @@ class Attribution:
         self._open: set[int] = set()
 
     def _parameter_dims(self) -> frozenset[tuple[int, ...]]:
-        """Shapes of parameters, whole and split, and of one layer of a stack; vectors and scalars are told apart too badly to count."""
+        """Shapes of parameters, whole and split, and of one layer of a stack; vectors are told apart too badly to count."""
         found = set()
         for value in self.schedule.values:
             if value.parameter is not None and self._argument(value).kind == "params":
@@ -147,8 +225,21 @@ class Attribution:
             entry = self.arguments[value.parameter]
             kind = entry.get("kind") or "other"
             module = entry.get("module") or _path_module(entry.get("path") or name or "")
-            return Label(kind=kind, module=module or kind, source=None, op_name=name, path=entry.get("path"), sharding=entry.get("sharding"))
-        kind = "opt_state" if re.match(r"opt|.*\bopt_state", name or "") else "params" if re.search(r"param", name or "") else "other"
+            return Label(
+                kind=kind,
+                module=module or kind,
+                source=None,
+                op_name=name,
+                path=entry.get("path"),
+                sharding=entry.get("sharding"),
+            )
+        kind = (
+            "opt_state"
+            if re.match(r"opt|.*\bopt_state", name or "")
+            else "params"
+            if re.search(r"param", name or "")
+            else "other"
+        )
         return Label(kind=kind, module=_path_module(name or ""), op_name=name)
 
     # --- one value
@@ -179,7 +270,12 @@ class Attribution:
         if moved is not None and kind != "collective":
             inherited = self._origin(moved)
             if inherited.kind in _STATE or kind is None:
-                return Label(kind=inherited.kind, module=inherited.module, source=source or inherited.source, op_name=op_name or inherited.op_name)
+                return Label(
+                    kind=inherited.kind,
+                    module=inherited.module,
+                    source=source or inherited.source,
+                    op_name=op_name or inherited.op_name,
+                )
         if module is None:
             module = self._module_of_data(value)
         return Label(kind=kind, module=module, source=source, op_name=op_name)
@@ -205,7 +301,11 @@ class Attribution:
         """The collective that an async wrapper or a collective fusion holds."""
         if is_collective(instruction.opcode):
             return instruction.opcode
-        if instruction.opcode in ("async-start", "fusion") and "calls" in instruction.called and "collective" in instruction.raw_attributes + instruction.name:
+        if (
+            instruction.opcode in ("async-start", "fusion")
+            and "calls" in instruction.called
+            and "collective" in instruction.raw_attributes + instruction.name
+        ):
             for inner in self.module.computations[instruction.called["calls"][0]].instructions:
                 if is_collective(inner.opcode):
                     return inner.opcode
@@ -252,8 +352,13 @@ class Attribution:
             entry = self.outputs[self.output_order[results[0].number]]
             kind = entry.get("kind") or "output"
             made = self.of_value(results[0])
-            label = Label(kind="output" if kind == "other" else kind, module=entry.get("module") or made.module or "output", source=made.source, op_name=made.op_name,
-                          path=entry.get("path"))
+            label = Label(
+                kind="output" if kind == "other" else kind,
+                module=entry.get("module") or made.module or "output",
+                source=made.source,
+                op_name=made.op_name,
+                path=entry.get("path"),
+            )
         else:
             label = self._best(values)
         self.groups[group] = label
@@ -264,7 +369,12 @@ class Attribution:
         best = min(labels, key=_informative)
         phases = {scope(label.op_name)[0] for label in labels if label.op_name}
         kind = best.kind
-        if kind in ("activations", "recomputed") and "forward" in phases and "backward" not in phases and self._read_backward(values):
+        if (
+            kind in ("activations", "recomputed")
+            and "forward" in phases
+            and "backward" not in phases
+            and self._read_backward(values)
+        ):
             kind = "saved"
         module = best.module or next((label.module for label in labels if label.module), None)
         if kind is None or module is None:
@@ -273,14 +383,24 @@ class Attribution:
             module = module or reader.module
             kind = kind or ("workspace" if module else None)
         source = best.source or next((label.source for label in labels if label.source), None)
-        return Label(kind=kind, module=module, source=source, op_name=best.op_name or next((label.op_name for label in labels if label.op_name), None))
+        return Label(
+            kind=kind,
+            module=module,
+            source=source,
+            op_name=best.op_name or next((label.op_name for label in labels if label.op_name), None),
+        )
 
     def _readers(self, value: Value) -> Iterator[Value]:
         for user, computation in value.users:
             yield from self.defined.get((computation, user.name), [])
 
     def _read_backward(self, values: list[Value]) -> bool:
-        return any(scope(self._named(user)[0])[0] in ("backward", "recomputed") for value in values for user, _ in value.users if user.opcode != "while")
+        return any(
+            scope(self._named(user)[0])[0] in ("backward", "recomputed")
+            for value in values
+            for user, _ in value.users
+            if user.opcode != "while"
+        )
 
 
 def _informative(label: Label) -> tuple[bool, bool, int]:
@@ -289,12 +409,16 @@ def _informative(label: Label) -> tuple[bool, bool, int]:
 
 def _common_scope(computation: Computation) -> str | None:
     """The scope that all named operations of a computation share: `blocks` for a loop over layers."""
-    modules = [module.split("/") for module in (scope(instruction.op_name)[1] for instruction in computation.instructions) if module]
+    modules = [
+        module.split("/") for module in (scope(instruction.op_name)[1] for instruction in computation.instructions) if module
+    ]
     if not modules:
         return None
     shared = modules[0]
     for module in modules[1:]:
-        shared = shared[:next((i for i, (a, b) in enumerate(zip(shared, module, strict=False)) if a != b), min(len(shared), len(module)))]
+        shared = shared[
+            : next((i for i, (a, b) in enumerate(zip(shared, module, strict=False)) if a != b), min(len(shared), len(module)))
+        ]
     return "/".join(shared) or None
 
 

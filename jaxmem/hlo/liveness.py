@@ -1,8 +1,9 @@
 """The memory timeline of a program compiled for a TPU, from the schedule in its text.
 
-Arguments and results are held for the whole program, a donated argument and the result that reuses it once. Everything else lives from the
-operation that makes it to the last that reads it. VMEM and flags are not HBM; host memory is counted apart.
+Arguments and results are held for the whole program, a donated argument and the result that reuses it once. Everything else
+lives from the operation that makes it to the last that reads it. VMEM and flags are not HBM; host memory is counted apart.
 """
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +35,19 @@ def _block(schedule: Schedule, attribution: Attribution, group: int, memory_spac
     permanent = any(value.parameter is not None or value.number in attribution.output_order for value in values)
     label = attribution.of_group(group)
     return Block(
-        intervals=((0, schedule.length - 1),) if permanent else _merged(values), bytes=largest.shape.tiled_bytes,
-        padding_bytes=largest.shape.tiled_bytes - largest.shape.bytes, kind=label.kind, module=label.module, name=largest.instruction.name,
-        shape=largest.shape.dims, dtype=largest.shape.dtype, sharding=label.sharding, source=label.source, op_name=label.op_name, path=label.path)
+        intervals=((0, schedule.length - 1),) if permanent else _merged(values),
+        bytes=largest.shape.tiled_bytes,
+        padding_bytes=largest.shape.tiled_bytes - largest.shape.bytes,
+        kind=label.kind,
+        module=label.module,
+        name=largest.instruction.name,
+        shape=largest.shape.dims,
+        dtype=largest.shape.dtype,
+        sharding=label.sharding,
+        source=label.source,
+        op_name=label.op_name,
+        path=label.path,
+    )
 
 
 def _merged(values: list[Value]) -> tuple[tuple[int, int], ...]:

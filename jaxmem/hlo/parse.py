@@ -1,8 +1,10 @@
 """Optimized HLO text -> computations, instructions and shapes.
 
-The text is what `compiled.as_text()` prints on TPU, GPU and CPU. A model of several billion parameters prints megabytes of it, so a
-line is cut only into name, shape, opcode and operands; everything after the operands stays text until somebody asks for it.
+The text is what `compiled.as_text()` prints on TPU, GPU and CPU. A model of several billion parameters prints megabytes of it,
+so a line is cut only into name, shape, opcode and operands; everything after the operands stays text until somebody asks for
+it.
 """
+
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -10,9 +12,36 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 DTYPE_BITS: Mapping[str, int] = {
-    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4, "s8": 8, "u8": 8, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3b11fnuz": 8,
-    "f8e4m3fnuz": 8, "f8e5m2": 8, "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "s16": 16, "u16": 16, "f16": 16, "bf16": 16, "s32": 32, "u32": 32,
-    "f32": 32, "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
+    "pred": 8,
+    "s2": 2,
+    "u2": 2,
+    "s4": 4,
+    "u4": 4,
+    "f4e2m1fn": 4,
+    "s8": 8,
+    "u8": 8,
+    "f8e3m4": 8,
+    "f8e4m3": 8,
+    "f8e4m3fn": 8,
+    "f8e4m3b11fnuz": 8,
+    "f8e4m3fnuz": 8,
+    "f8e5m2": 8,
+    "f8e5m2fnuz": 8,
+    "f8e8m0fnu": 8,
+    "s16": 16,
+    "u16": 16,
+    "f16": 16,
+    "bf16": 16,
+    "s32": 32,
+    "u32": 32,
+    "f32": 32,
+    "s64": 64,
+    "u64": 64,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+    "token": 0,
+    "opaque": 0,
 }
 HBM, VMEM, HOST = 0, 1, 5  # memory spaces as TPU text writes them: none, S(1), S(5); S(2) and others hold synchronization flags
 
@@ -20,6 +49,7 @@ HBM, VMEM, HOST = 0, 1, 5  # memory spaces as TPU text writes them: none, S(1), 
 @dataclass(frozen=True)
 class Shape:
     """An array (`dtype`, `dims`, layout) or, when `elements` is not None, a tuple of shapes."""
+
     dtype: str = "tuple"
     dims: tuple[int, ...] = ()
     minor_to_major: tuple[int, ...] = ()
@@ -74,9 +104,9 @@ class Shape:
 
 
 def _split_into_tiles(physical: list[int], tile: tuple[int | None, ...]) -> list[int]:
-    """Physical dims, major to minor, after the last `len(tile)` of them are cut into tiles: counts of tiles, then the tile itself."""
+    """Physical dims, major to minor, after the last `len(tile)` of them are cut into tiles: counts of tiles, then the tile."""
     physical = [1] * (len(tile) - len(physical)) + physical
-    outer, inner = physical[:len(physical) - len(tile)], physical[len(physical) - len(tile):]
+    outer, inner = physical[: len(physical) - len(tile)], physical[len(physical) - len(tile) :]
     merged: list[tuple[int, int]] = []
     carried = 1
     for size, length in zip(inner, tile, strict=True):
@@ -90,9 +120,10 @@ def _split_into_tiles(physical: list[int], tile: tuple[int | None, ...]) -> list
 @dataclass(frozen=True)
 class Frames:
     """The tables at the head of the text that say where a `stack_frame_id` is."""
+
     files: Mapping[int, str] = field(default_factory=dict)
     locations: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # location -> file, line
-    frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)     # frame -> location, parent frame (0: none)
+    frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # frame -> location, parent frame (0: none)
 
     def source(self, frame: int) -> str | None:
         """`file.py:line` of the innermost frame outside the libraries below, else of the innermost one."""
@@ -124,8 +155,8 @@ class Instruction:
     opcode: str
     shape: Shape
     operands: tuple[str, ...]
-    index: int                 # position in its computation: the schedule, when the module is scheduled
-    literal: str | None        # what stands between the parentheses of a constant or a parameter
+    index: int  # position in its computation: the schedule, when the module is scheduled
+    literal: str | None  # what stands between the parentheses of a constant or a parameter
     raw_attributes: str = field(repr=False)
     frames: Frames = field(repr=False, compare=False)
 
@@ -137,7 +168,16 @@ class Instruction:
     @cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
         """Names of called computations by role: `calls`, `body`, `condition`, `to_apply`, `branch_computations`, ..."""
-        roles = ("calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations", "called_computations")
+        roles = (
+            "calls",
+            "to_apply",
+            "body",
+            "condition",
+            "true_computation",
+            "false_computation",
+            "branch_computations",
+            "called_computations",
+        )
         return {role: tuple(_OPERAND.findall(self.attributes[role])) for role in roles if role in self.attributes}
 
     @cached_property
@@ -187,8 +227,10 @@ class Module:
     computations: dict[str, Computation]
     entry: Computation
     is_scheduled: bool
-    aliases: dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # output index -> entry parameter number, index inside that parameter
-    config: dict[str, str]                                      # the attributes of the first line, each as its text
+    aliases: dict[
+        tuple[int, ...], tuple[int, tuple[int, ...]]
+    ]  # output index -> entry parameter number, index inside that parameter
+    config: dict[str, str]  # the attributes of the first line, each as its text
 
     @property
     def partitions(self) -> int:
@@ -209,6 +251,7 @@ _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _STACK_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE = re.compile(r'\bsource_file="([^"]*)" source_line=(\d+)')
 _COMMENT = re.compile(r"/\*.*?\*/")
+_END = re.compile(r"\}(?:, execution_thread=\"[^\"]*\")?\s*")
 _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
 
 
@@ -223,7 +266,15 @@ def _closing(text: str, start: int) -> int:
             depth -= 1
             if depth == 0:
                 return match.end()
-    raise ValueError(f"no closing bracket: {text[start:start + 80]!r}")
+    raise ValueError(f"no closing bracket: {text[start : start + 80]!r}")
+
+
+def _is_open(text: str) -> bool:
+    """Whether a bracket is still to be closed: then the next line belongs to this instruction (Pallas metadata has line breaks)."""
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        depth += (match.group() in "({[") - (match.group() in ")}]")
+    return depth > 0
 
 
 def _split_attributes(text: str) -> Iterator[tuple[str, str]]:
@@ -237,7 +288,7 @@ def _split_attributes(text: str) -> Iterator[tuple[str, str]]:
         elif character in ")}]":
             depth -= 1
         elif character == "," and depth == 0:
-            pieces.append(text[begin:match.start()])
+            pieces.append(text[begin : match.start()])
             begin = match.end()
     pieces.append(text[begin:])
     for piece in pieces:
@@ -271,18 +322,28 @@ def _shape_at(text: str, start: int) -> tuple[Shape, int]:
         return Shape(elements=tuple(elements)), position + 1
     match = _ARRAY.match(text, start)
     if match is None or match.group(1) not in DTYPE_BITS:
-        raise ValueError(f"not a shape: {text[start:start + 80]!r}")
+        raise ValueError(f"not a shape: {text[start : start + 80]!r}")
     dtype, dims, layout = match.groups()
     order, _, properties = (layout or "").partition(":")
-    tiles, memory_space, bits = (), HBM, DTYPE_BITS[dtype]
+    tiles: tuple[tuple[int | None, ...], ...] = ()
+    memory_space, bits = HBM, DTYPE_BITS[dtype]
     if properties:
         found = dict(re.findall(r"([A-Z])((?:\([^)]*\))+)", properties))
-        tiles = tuple(tuple(None if size == "*" else int(size) for size in tile.split(",")) for tile in re.findall(r"\(([^)]*)\)", found.get("T", "")))
+        tiles = tuple(
+            tuple(None if size == "*" else int(size) for size in tile.split(","))
+            for tile in re.findall(r"\(([^)]*)\)", found.get("T", ""))
+        )
         memory_space = int(found.get("S", "(0)")[1:-1])
         bits = int(found["E"][1:-1]) if "E" in found else bits
     sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",")) if dims else ()
-    return Shape(dtype=dtype, dims=sizes, minor_to_major=tuple(map(int, order.split(","))) if order else (), tiles=tiles,
-                 memory_space=memory_space, element_bits=bits), match.end()
+    return Shape(
+        dtype=dtype,
+        dims=sizes,
+        minor_to_major=tuple(map(int, order.split(","))) if order else (),
+        tiles=tiles,
+        memory_space=memory_space,
+        element_bits=bits,
+    ), match.end()
 
 
 def _instruction(line: str, index: int, shapes: dict[str, Shape], frames: Frames) -> tuple[Instruction, bool]:
@@ -301,11 +362,18 @@ def _instruction(line: str, index: int, shapes: dict[str, Shape], frames: Frames
     if opcode is None:
         raise ValueError(f"no opcode in: {line[:160]!r}")
     end = _closing(line, opcode.end() - 1)
-    inside = line[opcode.end():end - 1]
+    inside = line[opcode.end() : end - 1]
     literal = inside if opcode.group(1) in ("constant", "parameter") else None
     instruction = Instruction(
-        name=head.group(2), opcode=opcode.group(1), shape=parse_shape(line[start:shape_end], shapes),
-        operands=() if literal is not None else _operands(inside), index=index, literal=literal, raw_attributes=line[end:], frames=frames)
+        name=head.group(2),
+        opcode=opcode.group(1),
+        shape=parse_shape(line[start:shape_end], shapes),
+        operands=() if literal is not None else _operands(inside),
+        index=index,
+        literal=literal,
+        raw_attributes=line[end:],
+        frames=frames,
+    )
     return instruction, head.group(1) is not None
 
 
@@ -318,9 +386,14 @@ def _operands(inside: str) -> tuple[str, ...]:
 
 def _aliases(text: str) -> dict[tuple[int, ...], tuple[int, tuple[int, ...]]]:
     """`{ {0}: (3, {}, may-alias), ... }` -> {(0,): (3, ())}."""
+
     def index(digits: str) -> tuple[int, ...]:
         return tuple(int(digit) for digit in digits.split(",") if digit.strip())
-    return {index(output): (int(number), index(inner)) for output, number, inner in re.findall(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}", text)}
+
+    return {
+        index(output): (int(number), index(inner))
+        for output, number, inner in re.findall(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}", text)
+    }
 
 
 def parse(text: str) -> Module:
@@ -333,7 +406,7 @@ def parse(text: str) -> Module:
         lines.pop(0)
     if not lines:
         raise ValueError("no line begins with HloModule: this is not HLO text")
-    name, _, header = lines[0][len("HloModule "):].partition(",")
+    name, _, header = lines[0][len("HloModule ") :].partition(",")
     config = dict(_split_attributes(header))
     files: dict[int, str] = {}
     locations: dict[int, tuple[int, int]] = {}
@@ -371,7 +444,7 @@ def parse(text: str) -> Module:
                     stack[number] = (values[0], values[1] - 1)  # the text counts parents from one: 1 means there is none
             elif line.strip():
                 table = line.strip()
-        elif line.startswith("}"):
+        elif _END.fullmatch(line) and not (pending and _is_open(pending[-1])):
             computation = close(current, pending)
             computations[current] = computation
             entry = computation if is_entry else entry
@@ -382,15 +455,21 @@ def parse(text: str) -> Module:
             pending[-1] += "\n" + line  # a literal or a configuration that runs over several lines
     if entry is None:
         raise ValueError(f"HloModule {name} has no ENTRY computation")
-    return Module(name=name.strip(), computations=computations, entry=entry, is_scheduled=config.get("is_scheduled") == "true",
-                  aliases=_aliases(config.get("input_output_alias", "")), config=config)
+    return Module(
+        name=name.strip(),
+        computations=computations,
+        entry=entry,
+        is_scheduled=config.get("is_scheduled") == "true",
+        aliases=_aliases(config.get("input_output_alias", "")),
+        config=config,
+    )
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
     """How often a `while` runs its body: what the compiler knows, else read from `counter < constant`; None when neither says.
 
-    GPU text carries `known_trip_count`. TPU text does not: there the condition compares a counter of the carry with a constant; the
-    counter starts at a constant of the caller (0 when it cannot be traced, as every scan starts there) and grows by one.
+    GPU text carries `known_trip_count`. TPU text does not: there the condition compares a counter of the carry with a constant;
+    the counter starts at a constant of the caller (0 when it cannot be traced, as every scan starts there) and grows by one.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.raw_attributes)
     if known:

@@ -1,9 +1,10 @@
 """When each array of a scheduled TPU program is alive: the compiler's own dataflow and live-range rules, replayed on its text.
 
-The rules are those of XLA's dataflow analysis and live ranges: a value is one array, defined once; tuples, `get-tuple-element`, `bitcast` and
-async pairs forward it; loop carries, in-place updates and fusions that reuse an operand give a new value in the same memory. Values that
-share memory form a group. The schedule is flattened: a loop's body stands once, just before the loop.
+The rules are those of XLA's dataflow analysis and live ranges: a value is one array, defined once; tuples, `get-tuple-element`,
+`bitcast` and async pairs forward it; loop carries, in-place updates and fusions that reuse an operand give a new value in the
+same memory. Values that share memory form a group. The schedule is flattened: a loop's body stands once, just before the loop.
 """
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +15,17 @@ Index = tuple[int, ...]
 Leaves = dict[Index, int]  # arrays of one instruction's result: index path -> value number
 
 FORWARDING = ("bitcast", "opt-barrier", "optimization-barrier", "domain", "add-dependency", "async-update")
-_ASYNC_RESULT: Mapping[str, int] = {"copy-done": 0, "recv-done": 0}  # which element of the started tuple a `done` hands on; 1 otherwise
-_BARE_START = ("all-reduce-start", "reduce-scatter-start")           # starts whose result has the shape of the finished one
+_ASYNC_RESULT: Mapping[str, int] = {
+    "copy-done": 0,
+    "recv-done": 0,
+}  # which element of the started tuple a `done` hands on; 1 otherwise
+_BARE_START = ("all-reduce-start", "reduce-scatter-start")  # starts whose result has the shape of the finished one
 
 
 @dataclass(kw_only=True)
 class Value:
     """One array: `tiled_bytes` in `memory_space` from schedule point `start` to `end`, both included."""
+
     number: int
     shape: Shape
     instruction: Instruction
@@ -30,17 +35,17 @@ class Value:
     start: int
     end: int
     parameter: int | None = None  # entry parameter number
-    depth: int = 0                # how many loops it is inside of
+    depth: int = 0  # how many loops it is inside of
     users: list[tuple[Instruction, str]] = field(default_factory=list)  # and the computation they stand in
-    reads: "list[Value]" = field(default_factory=list)                  # operands of the instruction that defines it
+    reads: "list[Value]" = field(default_factory=list)  # operands of the instruction that defines it
 
 
 @dataclass(kw_only=True)
 class Schedule:
     values: list[Value]
-    length: int                            # schedule points
-    points: list[Instruction]              # instruction at each point
-    outputs: Leaves                        # of the entry computation
+    length: int  # schedule points
+    points: list[Instruction]  # instruction at each point
+    outputs: Leaves  # of the entry computation
     groups: dict[int, list[Value]] = field(default_factory=dict)  # filled once: values that share memory
 
 
@@ -65,8 +70,19 @@ class _Replay:
 
     def define(self, instruction: Instruction, computation: str, index: Index, shape: Shape, time: int) -> int:
         number = len(self.values)
-        self.values.append(Value(number=number, shape=shape, instruction=instruction, computation=computation, index=index, group=number,
-                                 start=time, end=time, depth=self.depth))
+        self.values.append(
+            Value(
+                number=number,
+                shape=shape,
+                instruction=instruction,
+                computation=computation,
+                index=index,
+                group=number,
+                start=time,
+                end=time,
+                depth=self.depth,
+            )
+        )
         self.parents.append(number)
         return number
 
@@ -78,13 +94,16 @@ class _Replay:
 
     # --- one computation, its instructions in order
     def walk(self, computation: Computation, arguments: list[Leaves] | None) -> Leaves:
-        """Values of the root. `arguments` are the values bound to the parameters; None for the entry, whose parameters are defined here."""
+        """Values of the root. `arguments` are bound to the parameters; None for the entry, whose parameters are defined here."""
         known: dict[str, Leaves] = {}
         for instruction in computation.instructions:
             if instruction.opcode == "parameter":
                 number = int(instruction.literal or 0)
                 if arguments is None:
-                    known[instruction.name] = {index: self.define(instruction, computation.name, index, shape, 0) for index, shape in instruction.shape.leaves()}
+                    known[instruction.name] = {
+                        index: self.define(instruction, computation.name, index, shape, 0)
+                        for index, shape in instruction.shape.leaves()
+                    }
                     for value in known[instruction.name].values():
                         self.values[value].parameter = number
                 else:
@@ -177,8 +196,12 @@ class _Replay:
         if instruction.opcode != "fusion":
             return {}
         fused = self.module.computations[instruction.called["calls"][0]]
-        roots = {(): fused.root} if fused.root.opcode != "tuple" else {(i,): fused.by_name[name] for i, name in enumerate(fused.root.operands)}
-        found = {}
+        roots = (
+            {(): fused.root}
+            if fused.root.opcode != "tuple"
+            else {(i,): fused.by_name[name] for i, name in enumerate(fused.root.operands)}
+        )
+        found: dict[Index, int] = {}
         for index, root in roots.items():
             root = _through_bitcasts(fused, root)
             if root.opcode in ("dynamic-update-slice", "scatter"):
@@ -192,8 +215,12 @@ class _Replay:
         body = self.module.computations[instruction.called["body"][0]]
         passing = self.passed_through(body)
         self.depth += 1
-        carry = {index: number if index in passing else self.define(body.parameters[0], body.name, index, self.values[number].shape, len(self.points))
-                 for index, number in initial.items()}
+        carry = {
+            index: number
+            if index in passing
+            else self.define(body.parameters[0], body.name, index, self.values[number].shape, len(self.points))
+            for index, number in initial.items()
+        }
         begin = len(self.points)
         final = self.walk(body, [carry])
         self.depth -= 1
@@ -224,7 +251,11 @@ class _Replay:
         return self.passing[body.name]
 
     def conditional(self, instruction: Instruction, computation: Computation, operands: list[Leaves]) -> Leaves:
-        names = [name for role in ("true_computation", "false_computation", "branch_computations") for name in instruction.called.get(role, ())]
+        names = [
+            name
+            for role in ("true_computation", "false_computation", "branch_computations")
+            for name in instruction.called.get(role, ())
+        ]
         finals = [self.walk(self.module.computations[name], [operands[1 + position]]) for position, name in enumerate(names)]
         time = len(self.points)
         self.points.append(instruction)
@@ -249,21 +280,35 @@ def aliasing_operands(instruction: Instruction) -> list[list[int]]:
     match = re.search(r'"aliasing_operands":\{"lists":\[(.*?)\]\}', instruction.raw_attributes)
     if match is None or not match.group(1):
         return []
-    return [[int(number) for number in re.findall(r'"(\d+)"', numbers)] for numbers in re.findall(r'"indices":\[([^\]]*)\]', match.group(0))]
+    return [
+        [int(number) for number in re.findall(r'"(\d+)"', numbers)]
+        for numbers in re.findall(r'"indices":\[([^\]]*)\]', match.group(0))
+    ]
 
 
 def output_operand_aliases(instruction: Instruction) -> dict[Index, tuple[int, Index]]:
     """`output_to_operand_aliasing={{1}: (0, {})}` -> {(1,): (0, ())}."""
-    text = instruction.attributes.get("output_to_operand_aliasing", "") if "output_to_operand_aliasing" in instruction.raw_attributes else ""
+    text = (
+        instruction.attributes.get("output_to_operand_aliasing", "")
+        if "output_to_operand_aliasing" in instruction.raw_attributes
+        else ""
+    )
+
     def index(digits: str) -> Index:
         return tuple(int(digit) for digit in digits.split(",") if digit.strip())
-    return {index(output): (int(operand), index(inner)) for output, operand, inner in re.findall(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}", text)}
+
+    return {
+        index(output): (int(operand), index(inner))
+        for output, operand, inner in re.findall(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}", text)
+    }
 
 
 def replay(module: Module) -> Schedule:
     """Every value of the program with its first and last schedule point. Raises ValueError when the text is not a schedule."""
     if not module.is_scheduled:
-        raise ValueError(f"HloModule {module.name} is not scheduled (is_scheduled=true is missing): its order says nothing about lifetimes")
+        raise ValueError(
+            f"HloModule {module.name} is not scheduled (is_scheduled=true is missing): its order says nothing about lifetimes"
+        )
     state = _Replay(module)
     outputs = state.walk(module.entry, None)
     for output, (parameter, inner) in module.aliases.items():
