@@ -21,7 +21,7 @@ def state_dims(path: Path, shape: tuple[int, ...], params: dict[Path, tuple[tupl
     """
     owner = next((path[i:] for i in range(len(path)) if path[i:] in params), None)
     if owner is None:
-        if shape not in ((), (1,)):
+        if len(shape) > 1 or (shape and shape[0] > 16):  # counters and constants
             raise ValueError(f"optimizer state {'/'.join(path)} of shape {shape} belongs to no parameter")
         return (None,) * len(shape), None
     param_shape, dims = params[owner]

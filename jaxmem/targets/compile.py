@@ -41,7 +41,7 @@ class Request:
     programs: tuple[str, ...]
     topology: Topology
     flags: tuple[str, ...]
-    salt: str = ""  # whatever else the programs depend on
+    salt: str | None = ""  # whatever else the programs depend on; None: unknown, so only the lowered text can be a key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,9 @@ def compile_programs(request: Request, *, timeout_s: float = 1800, jobs: int | N
                      progress: Progress = lambda line: None) -> dict[str, Artifact]:
     """Program name -> artifact, for every program asked for: compiled, refused, out of memory, aborted or out of time."""
     installed = versions()
-    key = cache.request_key(dict(request.spec), request.topology.text, list(request.flags), installed, request.salt)
-    if use_cache and (known := cache.remembered(key)) and set(request.programs) <= set(known):
+    spec = {k: v for k, v in request.spec.items() if k != "export"}  # a temporary path
+    key = cache.request_key(spec, request.topology.text, list(request.flags), installed, request.salt)
+    if use_cache and request.salt is not None and (known := cache.remembered(key)) and set(request.programs) <= set(known):
         return {name: load(known[name], cached=True) for name in request.programs}
     if reason := missing_package(request.topology):
         return {name: failure(name, "refused", reason, request, installed) for name in request.programs}
@@ -118,7 +119,7 @@ def compile_programs(request: Request, *, timeout_s: float = 1800, jobs: int | N
     if errors:
         raise errors[0]
     keys = {name: artifact.folder.name for name, artifact in done.items() if artifact.folder}
-    if len(keys) == len(request.programs):
+    if len(keys) == len(request.programs) and request.salt is not None:
         cache.remember(key, keys)
     return {name: done[name] for name in request.programs}
 

@@ -2,7 +2,7 @@
 
     get_topology_desc("", platform="cuda", target_config=target_config("h100"), topology="1x1x8")
 
-The figures are those of https://github.com/openxla/xla, xla/backends/gpu/target_config/specs (2026-01), and of `chips.py`;
+The figures are those of https://github.com/openxla/xla, xla/backends/gpu/target_config/specs (2026-12), and of `chips.py`;
 a MIG slice is its GPU with its own SMs, memory, bandwidth and L2. Nothing here imports jax.
 """
 
