@@ -69,20 +69,20 @@ class Chip:
 
 
 # --- Where figures are from -------------------------------------------------------------------------------------------
+# (where, date): of publication for a document, of reading for a page, a repository or our own work.
 
 Source = tuple[str, str]
 
-ESTIMATE: Source = ("estimate: typical of the generation, no published figure", "2026-01")
-COMPILE: Source = ("compile, libtpu 0.0.50.1: the largest program of one donated argument that compiles, in 16 KiB steps",
-"2026-01")
+ESTIMATE: Source = ("estimate: typical of the generation, no published figure", "2026-12")
+COMPILE: Source = ("compile, libtpu 0.0.50.1: the largest program of one donated argument that compiles (16 KiB)", "2026-12")
 SCALING_BOOK: Source = ("https://jax-ml.github.io/scaling-book/tpus/", "2025-08")
-JAX_TPU_INFO: Source = ("https://github.com/jax-ml/jax jax/_src/tpu_info.py, jax 0.12", "2026-01")
-XLA_SPECS: Source = ("https://github.com/openxla/xla xla/backends/gpu/target_config/specs", "2026-01")
+JAX_TPU_INFO: Source = ("https://github.com/jax-ml/jax jax/_src/tpu_info.py, jax 0.12", "2026-12")
+XLA_SPECS: Source = ("https://github.com/openxla/xla xla/backends/gpu/target_config/specs", "2026-12")
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html"
 
 
 def cloud(page: str) -> Source:
-    return (f"https://docs.cloud.google.com/tpu/docs/{page}", "2025-11")
+    return (f"https://docs.cloud.google.com/tpu/docs/{page}", "2026-12")
 
 
 def _sources(*groups: tuple[Source, str]) -> dict[str, Source]:
@@ -116,21 +116,21 @@ _TPUS: list[tuple[Chip, dict[str, Source]]] = [
           host_link_bytes_per_s=16e9, host_ram_bytes=192 * GB, pod_shape=(16, 16)),
      _sources((SCALING_BOOK, _TPU_COMMON), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("v5e"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes"),
-              (("derived: peak / (4 matrix units x 128 x 128 x 2)", "2026-01"), "clock_hz"))),
+              (("derived: peak / (4 matrix units x 128 x 128 x 2)", "2026-12"), "clock_hz"))),
     # Cloud publishes 95 GiB, what is left to a program; the chip has six stacks of 16 GiB and the compiler hands out 95.73 GiB.
     (_tpu("v5p", peak_flops={"bf16": 459 * T, "int8": 918 * T}, hbm_bytes=96 * GiB, usable_bytes=102_786_532_352,
           hbm_bytes_per_s=2765 * GB, clock_hz=1.75e9, vmem_bytes=128 * MiB, ici_bytes_per_s=90e9, network_bytes_per_s=6.25e9,
           host_link_bytes_per_s=16e9, host_ram_bytes=448 * GB, pod_shape=(16, 16, 24)),
      _sources((SCALING_BOOK, _TPU_COMMON + " hbm_bytes"), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes peak_flops.int8"),
               (cloud("v5p"), "peak_flops hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes"),
-              (("derived: peak / (8 matrix units x 128 x 128 x 2)", "2026-01"), "clock_hz"))),
+              (("derived: peak / (8 matrix units x 128 x 128 x 2)", "2026-12"), "clock_hz"))),
     (_tpu("v6e", peak_flops={"bf16": 918 * T, "fp8": 918 * T, "int8": 1836 * T}, hbm_bytes=32 * GiB, usable_bytes=33_545_913_344,
           hbm_bytes_per_s=1638 * GB, clock_hz=1.75e9, vmem_bytes=128 * MiB, ici_bytes_per_s=90e9, network_bytes_per_s=12.5e9,
           host_link_bytes_per_s=32e9, host_ram_bytes=720 * GB, pod_shape=(16, 16)),
      _sources((SCALING_BOOK, _TPU_COMMON), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("v6e"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes"),
               # Cloud says 2 units; the compiler's cycles for a matmul (369,231 FLOP/cycle) are possible with 4 x 256 x 256 only.
-              (("derived: peak / (4 x 256 x 256 x 2), as the compiler's cycles count", "2026-01"), "clock_hz"))),
+              (("derived: peak / (4 x 256 x 256 x 2), as the compiler's cycles count", "2026-12"), "clock_hz"))),
     # Per device, half a chip. A chip's two dies are joined by a link of 6 x one ICI link (the page of the chip).
     (_tpu("tpu7x", devices_per_chip=2, peak_flops={"bf16": 1153.5 * T, "fp8": 2307 * T}, hbm_bytes=96 * GiB,
           usable_bytes=101_724_324_864, hbm_bytes_per_s=3690 * GB, clock_hz=2.2e9, vmem_bytes=64 * MiB, ici_bytes_per_s=45e9,
@@ -138,9 +138,9 @@ _TPUS: list[tuple[Chip, dict[str, Source]]] = [
           domain=Link(bytes_per_s=540e9, latency_s=1e-6), domain_kind="die to die", domain_size=2),
      _sources((ESTIMATE, "host_link_bytes_per_s"), (COMPILE, "usable_bytes"), (JAX_TPU_INFO, "vmem_bytes"),
               (cloud("tpu7x"), "peak_flops hbm_bytes hbm_bytes_per_s chips_per_host pod_shape host_ram_bytes network domain"),
-              (("derived: half of a chip's link, at the 90% of the published 100 GB/s that v5p and v6e links reach", "2026-01"),
+              (("derived: half of a chip's link, at the 90% of the published 100 GB/s that v5p and v6e links reach", "2026-12"),
               "ici"),
-              (("derived: peak / (4 x 256 x 256 x 2), as the compiler's cycles count", "2026-01"), "clock_hz"))),
+              (("derived: peak / (4 x 256 x 256 x 2), as the compiler's cycles count", "2026-12"), "clock_hz"))),
 ]
 
 # --- GPU --------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ _GB300 = ("https://www.nvidia.com/en-us/data-center/gb300-nvl72/", "2025-11")
 _B300_INT8 = ("https://verda.com/blog/gb300-nvl72-architecture", "2025-11")
 _RTX_PRO = ("NVIDIA RTX Blackwell PRO GPU architecture whitepaper v1.0", "2025-03")
 
-_CLOCK = ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-01")
+_CLOCK = ("derived: bf16 peak / (SMs x 8192 FLOP a clock)", "2026-12")
 
 
 def _dgx(model: str, date: str) -> Source:
@@ -212,7 +212,7 @@ _GPUS: list[tuple[Chip, dict[str, Source]]] = [
     _gpu("a100-80gb-pcie", _A100, peak_flops=_AMPERE,
          hbm_bytes=85_094_825_984, hbm_bytes_per_s=1935e9, clock_hz=1.41e9, l2_bytes=40 * MiB, sm_count=108, tdp_w=300,
          host_link_bytes_per_s=_PCIE4, nvlink=None, network_bytes_per_s=12.5e9, host_ram_bytes=1000 * GB,
-         overrides={"hbm_bytes": ("total memory that the driver reports", "2026-01"), "hbm_bytes_per_s": _A100}),
+         overrides={"hbm_bytes": ("total memory that the driver reports", "2026-12"), "hbm_bytes_per_s": _A100}),
     _gpu("a6000", _A6000,
          peak_flops={"f32": 38.7 * T, "tf32": 77.4 * T, "bf16": 154.8 * T, "f16": 154.8 * T, "int8": 309.7 * T},
          hbm_bytes=51_041_271_808, hbm_bytes_per_s=768.096e9, clock_hz=1.8e9, l2_bytes=6 * MiB, sm_count=84, tdp_w=300,
@@ -259,7 +259,7 @@ _GPUS: list[tuple[Chip, dict[str, Source]]] = [
     _gpu("rtx-pro-6000", _RTX_PRO, peak_flops=_GB202,
          hbm_bytes=97_343 * MiB, hbm_bytes_per_s=1792e9, clock_hz=2.617e9, l2_bytes=128 * MiB, sm_count=188, tdp_w=600,
          host_link_bytes_per_s=_PCIE5, nvlink=None, network_bytes_per_s=25e9, host_ram_bytes=1000 * GB,
-         overrides={"hbm_bytes": ("total memory that the driver reports", "2026-01")}),
+         overrides={"hbm_bytes": ("total memory that the driver reports", "2026-12")}),
 ]
 
 
@@ -307,7 +307,7 @@ def _mig_slice(parent: Chip, profile: _Profile) -> tuple[Chip, dict[str, Source]
         host_ram_bytes=parent.host_ram_bytes // parent.chips_per_host * profile.memory_eighths // 8)
 
     def derived(rule: str) -> Source:
-        return (f"derived from {parent.name}: {rule}", "2026-01")
+        return (f"derived from {parent.name}: {rule}", "2026-12")
 
     sources = {"peak_flops": derived("SMs of the slice / SMs of the GPU"), "clock_hz": derived("the same clock"),
                "hbm_bytes_per_s": derived(f"memory slices, {profile.memory_eighths}/8; fractions of {MIG_GUIDE}"),

@@ -21,6 +21,10 @@ ALIASES = {
     "rtx-a6000": "a6000", "rtxpro6000": "rtx-pro-6000", "h200-sxm": "h200", "h200-141gb": "h200",
 }
 
+# Above any machine that was built: a slip of the finger is refused before something allocates a list of it.
+MOST_DEVICES = 2**20
+MOST_EMULATED = 1024
+
 _SHAPES_3D = ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x4x12", "4x8x8", "4x8x12", "8x8x8", "8x8x12", "8x8x16",
               "8x12x16", "8x16x16", "12x16x16", "16x16x16", "16x16x24"]
 _SHAPES_2D = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
@@ -36,7 +40,7 @@ def _by_count(shapes: list[str], counted_per_chip: int, largest: int) -> dict[in
     return {count: shape for count, shape in table.items() if math.prod(shape) <= largest}
 
 
-# https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e, /tpu7x: the tables of supported configurations (2025-11).
+# https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e, /tpu7x: the tables of supported configurations (2026-12).
 CLOUD_SHAPES: dict[str, dict[int, tuple[int, ...]]] = {
     "v4": _by_count(_SHAPES_3D, 2, 3072),
     "v5e": _by_count(_SHAPES_2D, 1, 256),
@@ -163,20 +167,21 @@ def parse_topology(text: str) -> Topology:
     if not plain:
         raise InputError("topology is empty: give a name as in v5p-128, v5p:4x4x4, 2xv5e-256, h100:16x8 or cpu:8")
     slices, rest = 1, plain
-    if match := re.fullmatch(r"(-?\d+)x([a-z].*)", plain):
+    if match := re.fullmatch(r"(-?[0-9]{1,18})x([a-z].*)", plain):
         slices, rest = int(match[1]), match[2]
     name, colon, size = rest.partition(":")
     chip = _chip(name)
     if colon:
         sizes = _sizes(size, text, chip)
-    elif chip is None and (match := re.fullmatch(r"(.+?)-(-?\w*)", name)) and (found := _chip(match[1])) and found.kind == "tpu":
+    elif (not chip and (match := re.fullmatch(r"(.+?)-(-?[\w.]*)", name))
+          and (found := _chip(match[1])) and found.kind == "tpu"):
         chip, sizes = found, _cloud_sizes(found, match[2], text)
     elif chip is not None and chip.parent:
         sizes = (1,)
     elif chip is not None:
         raise InputError(f"topology {text!r}: {chip.name} needs a size, as in {_examples(chip)}")
     if chip is None:
-        raise InputError(f"unknown topology {text!r}{_nearest_topology(name)}")
+        raise InputError(f"unknown topology {text!r}{_nearest_topology(name, size)}")
     if slices < 1:
         raise InputError(f"topology {text!r}: {slices} slices; at least 1 is needed, as in 2xv5e-256")
     if chip.kind != "tpu" and slices > 1:
@@ -184,8 +189,10 @@ def parse_topology(text: str) -> Topology:
                          if chip.kind == "gpu" else f"topology {text!r}: slices are of TPUs; emulated devices are written cpu:8")
     if min(sizes) < 1:
         raise InputError(f"topology {text!r}: every size must be at least 1, as in {_examples(chip)}")
-    check = {"tpu": _tpu_shape, "gpu": _gpu_shape, "cpu": _cpu_shape}[chip.kind]
-    return Topology(chip=chip, shape=check(chip, sizes, text), slices=slices)
+    topology = Topology(chip=chip, shape=_checked_shape(chip, sizes, text), slices=slices)
+    if topology.devices > MOST_DEVICES:
+        raise InputError(f"topology {text!r}: {topology.devices:,} devices; the most is {MOST_DEVICES:,}")
+    return topology
 
 
 def _chip(name: str) -> Chip | None:
@@ -193,14 +200,14 @@ def _chip(name: str) -> Chip | None:
 
 
 def _sizes(size: str, text: str, chip: Chip | None) -> tuple[int, ...]:
-    if not re.fullmatch(r"-?\d+(x-?\d+)*", size):
+    if not re.fullmatch(r"-?[0-9]{1,18}(x-?[0-9]{1,18})*", size):
         raise InputError(f"topology {text!r}: {size!r} is not a size or a shape{f', as in {_examples(chip)}' if chip else ''}")
     return _shape(size)
 
 
 def _cloud_sizes(chip: Chip, count: str, text: str) -> tuple[int, ...]:
     table = CLOUD_SHAPES[chip.name]
-    if not re.fullmatch(r"-?\d+", count):
+    if not re.fullmatch(r"-?[0-9]{1,18}", count):
         raise InputError(f"topology {text!r}: {count!r} is not a number; {chip.name} has {_examples(chip)}")
     if int(count) in table:
         return table[int(count)]
@@ -224,13 +231,31 @@ def _examples(chip: Chip) -> str:
     return f"{chip.name}:1, {chip.name}:{chip.chips_per_host} or {chip.name}:2x{chip.chips_per_host}"
 
 
-def _nearest_topology(name: str) -> str:
-    """The nearest chips by name, each with an example."""
+def _nearest_topology(name: str, size: str) -> str:
+    """Chips whose names are nearest, each with the size that was asked for where the chip has it."""
     spelled = {**{chip: chip for chip in CHIPS}, **ALIASES}
-    close = list(dict.fromkeys(spelled[found] for found in difflib.get_close_matches(name, spelled, n=4, cutoff=0.5)))[:3]
+    if (match := re.fullmatch(r"(.+)-([0-9]{1,18})", name)) and match[1] in spelled:  # h100-8, a cloud's way of writing it
+        name, size = match[1], match[2]
+    begin_so = [chip for chip in CHIPS if chip.startswith(name) and not CHIPS[chip].parent] if name else []
+    close = begin_so or [spelled[found] for found in difflib.get_close_matches(name, spelled, n=4, cutoff=0.6)]
     if not close:
         return nearest(name, [chip.name for chip in CHIPS.values() if not chip.parent])
-    return f"; did you mean {' or '.join(topologies_of(CHIPS[chip])[-1] for chip in close)}?"
+    return f"; did you mean {' or '.join(_with_size(CHIPS[chip], size) for chip in list(dict.fromkeys(close))[:3])}?"
+
+
+def _with_size(chip: Chip, size: str) -> str:
+    if chip.kind == "tpu" and re.fullmatch(r"[0-9]{1,18}", size) and int(size) in CLOUD_SHAPES[chip.name]:
+        return f"{chip.name}-{int(size)}"
+    if re.fullmatch(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*", size):
+        try:
+            return Topology(chip=chip, shape=_checked_shape(chip, _shape(size), size)).text
+        except InputError:
+            return topologies_of(chip)[0]
+    return topologies_of(chip)[0]
+
+
+def _checked_shape(chip: Chip, sizes: tuple[int, ...], text: str) -> tuple[int, ...]:
+    return {"tpu": _tpu_shape, "gpu": _gpu_shape, "cpu": _cpu_shape}[chip.kind](chip, sizes, text)
 
 
 def topologies_of(chip: Chip) -> list[str]:
@@ -276,4 +301,6 @@ def _gpu_shape(chip: Chip, sizes: tuple[int, ...], text: str) -> tuple[int, ...]
 def _cpu_shape(chip: Chip, sizes: tuple[int, ...], text: str) -> tuple[int, ...]:
     if len(sizes) != 1:
         raise InputError(f"topology {text!r}: emulated devices are a plain number, as in cpu:8")
+    if sizes[0] > MOST_EMULATED:
+        raise InputError(f"topology {text!r}: at most {MOST_EMULATED} devices are emulated, as in cpu:8")
     return sizes
