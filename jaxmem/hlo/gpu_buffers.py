@@ -1,11 +1,12 @@
 """The memory timeline of a program compiled for a GPU, from XLA's own buffer assignment and live ranges.
 
-XLA gives every argument and result an allocation of its own and lays out everything in between in one preallocated block, whose size
-is the compiler's temp figure. Two of its dumps (`--xla_dump_to=DIR --xla_dump_hlo_as_text=true`) say all about it:
-`*buffer-assignment.txt` at which offset each array lies, and `*live-range.txt` from which to which point of the flattened schedule.
+XLA gives every argument and result an allocation of its own and lays out everything in between in one preallocated block, whose
+size is the compiler's temp figure. Two of its dumps (`--xla_dump_to=DIR --xla_dump_hlo_as_text=true`) say all about it:
+`*buffer-assignment.txt` at which offset each array lies, `*live-range.txt` from which to which point of the flattened schedule.
 Bytes where several arrays lie at a point (a loop's carry and its update in place) count once, for the array that came last.
 
-The peak that `*live-range.txt` prints by itself is not used: it leaves out what lives in loop bodies, 63 of 258 MiB of a small train step.
+The peak that `*live-range.txt` prints by itself is not used: it leaves out what lives in loop bodies, 60 of the 258 MiB of a
+small train step.
 """
 
 import re
@@ -47,7 +48,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRanges:
-    """The flattened schedule: `points` are instruction names, `intervals` the first and last point of each array, both included."""
+    """The flattened schedule: `points` are instruction names, `intervals` the first and last point (both included) of each array."""
 
     points: tuple[str, ...]
     intervals: Mapping[tuple[str, Index], tuple[int, int]]
@@ -102,8 +103,15 @@ def _allocation(head: re.Match[str], arrays: tuple[Array, ...]) -> Allocation:
     number, size, words = head.groups()
     parameter = re.search(r"parameter (\d+), shape \|.*?\| at ShapeIndex \{([\d,]*)\}", words)
     color = re.search(r"color (\d+)", words)
-    role: Role = ("parameter" if parameter else "temp" if "preallocated-temp" in words else "thread-local" if "thread-local" in words
-                  else "constant" if "constant" in words else "output")
+    role: Role = "output"
+    if parameter:
+        role = "parameter"
+    elif "preallocated-temp" in words:
+        role = "temp"
+    elif "thread-local" in words:
+        role = "thread-local"
+    elif "constant" in words:
+        role = "constant"
     return Allocation(number=int(number), bytes=int(size), role=role, color=int(color[1]) if color else 0,
                       parameter=int(parameter[1]) if parameter else None,
                       parameter_index=_index(parameter[2]) if parameter else (), arrays=arrays)
@@ -140,8 +148,8 @@ class _Namer:
         self.attribution = Attribution(module, schedule, result)
         self.values = {(value.instruction.name, value.index): value for value in schedule.values}
         self.instructions = {instruction.name for instruction in schedule.points}
-        # The text writes an asynchronous collective as one `-start`; XLA's names are those of the instruction that it wraps, which
-        # stands just before it in the flattened schedule.
+        # The text writes an asynchronous collective as one `-start`; XLA's names are those of the instruction that it wraps,
+        # which stands just before it in the flattened schedule.
         self.wrappers = {name: after for name, after in zip(ranges.points, ranges.points[1:], strict=False)
                          if name not in self.instructions and after in self.instructions}
         self.parameters: dict[tuple[int, Index], int] = {(value.parameter, value.index): value.group for value in schedule.values
@@ -152,7 +160,8 @@ class _Namer:
         if name in self.wrappers:
             name, index = self.wrappers[name], (1, *index)
         # A tuple's own buffer is a table of addresses: it belongs to what it points at.
-        value = next((self.values[key] for key in ((name, index), (name, (*index, 0)), (name, index[1:])) if key in self.values), None)
+        keys = ((name, index), (name, (*index, 0)), (name, index[1:]))
+        value = next((self.values[key] for key in keys if key in self.values), None)
         return self.attribution.of_group(value.group) if value is not None else Label()
 
     def parameter(self, number: int, index: Index) -> Label:
@@ -196,7 +205,7 @@ def _temp_blocks(allocation: Allocation, ranges: LiveRanges, namer: _Namer, last
 
 
 def owned(arrays: Sequence[Array], ranges: LiveRanges) -> Iterator[tuple[Array, int, tuple[tuple[int, int], ...]]]:
-    """Each array with bytes and intervals such that no byte belongs to two arrays at one point: the one that started last has it."""
+    """Each array with bytes and intervals such that no byte belongs to two arrays at one point: the latest to start has it."""
     lives = [(array, *ranges.intervals[array.name, array.index]) for array in arrays]
     for together in _overlapping(lives):
         if len(together) == 1:

@@ -229,11 +229,14 @@ def first_lines(message: str, limit: int = 400) -> str:
 
 
 def dumped_buffers(dump_dir: str | None, name: str, lowered: Any) -> str | None:
-    """XLA's buffer assignment of the largest module dumped since the last one was taken; the dump is cleared."""
+    """XLA's buffer assignment and live ranges of the largest module dumped since the last one was taken; the dump is cleared."""
     if not dump_dir:
         return None
     found = sorted(pathlib.Path(dump_dir).glob("*buffer-assignment.txt"), key=lambda p: p.stat().st_size)
-    text = found[-1].read_text() if found else None
+    text = None
+    if found:
+        ranges = found[-1].with_name(found[-1].name.replace("buffer-assignment", "live-range"))
+        text = found[-1].read_text() + (ranges.read_text() if ranges.exists() else "")
     for file in pathlib.Path(dump_dir).iterdir():
         if file.is_file():
             file.unlink()
