@@ -120,7 +120,7 @@ def is_orthogonalised(dims: tuple[str, ...]) -> bool:
 
 def counters(optimizer: OptimizerConfig) -> list[Leaf]:
     """Step counts (int32) and, in Muon, the three coefficients of its polynomial; whole on every device."""
-    sizes = {"adamw": [()], "lion": [()], "sgd": [], "muon": [(), (), (3,)],
-             "adafactor": [()] if optimizer.momentum is None else [(), ()]}[optimizer.name]
+    of: dict[str, list[tuple[int, ...]]] = {"adamw": [()], "lion": [()], "sgd": [], "muon": [(), (), (3,)],
+                                            "adafactor": [()] if optimizer.momentum is None else [(), ()]}
     return [Leaf(kind="opt_state", path=f"count_{i}", shape=shape, dims=(None,) * len(shape), itemsize=4)
-            for i, shape in enumerate(sizes)]
+            for i, shape in enumerate(of[optimizer.name])]

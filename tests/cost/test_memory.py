@@ -64,7 +64,8 @@ def real_bytes(workload, plan):
 @given(model=st.sampled_from(["decoder-tiny", "decoder-small,tied=true", "gpt2,layers=2", "gemma2-2b,layers=3",
                               "llama3-8b,layers=2", "decoder-tiny,bias=all,norm=layer,qk_norm=true,embed=96"]),
        optimizer=st.sampled_from(sorted(OPTIMIZERS)), moments=st.sampled_from(["f32", "bf16"]),
-       params=st.sampled_from(sorted(DTYPES)), data=st.sampled_from([1, 2, 3]), fsdp=st.sampled_from([1, 2, 6, 16]), tensor=st.sampled_from([1, 2, 5]),
+       params=st.sampled_from(sorted(DTYPES)), data=st.sampled_from([1, 2, 3]),
+       fsdp=st.sampled_from([1, 2, 6, 16]), tensor=st.sampled_from([1, 2, 5]),
        zero=st.sampled_from([0, 1, 2, 3]))
 def test_equals_summed_shards(model, optimizer, moments, params, data, fsdp, tensor, zero):
     workload = Workload.parse(model=model, optimizer=f"{optimizer},moments={moments}", batch=96, seq=128)
