@@ -9,16 +9,29 @@ from collections.abc import Sequence
 from typing import Literal
 
 Line = list[tuple[str, str]]
-CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36, "white": 37, "reverse": 7}
+CODES = {
+    "bold": 1,
+    "dim": 2,
+    "red": 31,
+    "green": 32,
+    "yellow": 33,
+    "blue": 34,
+    "magenta": 35,
+    "cyan": 36,
+    "white": 37,
+    "reverse": 7,
+}
 
 
 def cells(text: str) -> int:
     """Columns that `text` takes: wide characters two, combining ones none."""
-    return sum(0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
 
 
 def shorten(text: str, width: int, keep: Literal["start", "middle", "end"] = "start") -> str:
-    """`text` in at most `width` cells, with an ellipsis for what is left out. `keep`: start and end keep that side, middle leaves out the middle."""
+    """`text` in at most `width` cells, with an ellipsis for what is left out. `keep`: which side stays; middle is both."""
     if cells(text) <= width:
         return text
     if width <= 1:
@@ -49,7 +62,7 @@ def wrap(text: str, width: int) -> list[str]:
         while cells(word) > width:
             piece = _take(word, width) or word[0]
             lines.append(piece)
-            word = word[len(piece):]
+            word = word[len(piece) :]
         current = word
     return [*lines, current] if current else lines
 
@@ -106,7 +119,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[tuple[str, str]]], 
             space = " " * (widths[i] - cells(text))
             between = " " * gap if i else ""
             last = i == len(columns) - 1
-            line += [(between + space, ""), (text, style)] if column.align == "right" else [(between, ""), (text, style), ("" if last else space, "")]
+            line += (
+                [(between + space, ""), (text, style)]
+                if column.align == "right"
+                else [(between, ""), (text, style), ("" if last else space, "")]
+            )
         return clip(line, width)
 
     return [laid([(column.head, "dim") for column in columns]), *map(laid, rows)]

@@ -2,7 +2,7 @@
 
 import html
 
-from jaxmem.report.reading import flat_text
+from jaxmem.report.reading import printable
 
 
 class Markup(str):
@@ -10,12 +10,12 @@ class Markup(str):
 
 
 Child = str | Markup | None | list["Markup"]
-VOID = frozenset({"meta", "link", "br", "line", "path", "rect", "circle"})
+EMPTY = frozenset({"meta", "link", "line", "path"})  # of HTML and of SVG; the slash is needed in SVG and allowed in HTML
 
 
 def text(value: str) -> Markup:
     """Any text, for content and for attribute values."""
-    return Markup(html.escape(flat_text(value), quote=True))
+    return Markup(html.escape(printable(value), quote=True))
 
 
 def join(children: list[Markup]) -> Markup:
@@ -24,8 +24,12 @@ def join(children: list[Markup]) -> Markup:
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Markup:
-    """`element("td", "a < b", class_="number")`. Underscores at the end are dropped, inside they become hyphens; None leaves an attribute out."""
+    """`element("td", "a < b", class_="number")`: an underscore at the end is dropped, inside it is a hyphen; None leaves out."""
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
     head = "".join(f' {names[name]}="{text(str(value))}"' for name, value in attributes.items() if value is not None)
-    body = "".join(child if isinstance(child, Markup) else "".join(child) if isinstance(child, list) else text(child) for child in children if child is not None)
-    return Markup(f"<{tag}{head}>" if tag in VOID else f"<{tag}{head}>{body}</{tag}>")
+    body = "".join(
+        child if isinstance(child, Markup) else "".join(child) if isinstance(child, list) else text(child)
+        for child in children
+        if child is not None
+    )
+    return Markup(f"<{tag}{head}/>" if tag in EMPTY else f"<{tag}{head}>{body}</{tag}>")

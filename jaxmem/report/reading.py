@@ -1,4 +1,4 @@
-"""What every report derives from the check object: the headline, the account of the peak, the limits of a step, and where a figure came from."""
+"""What every report derives from the check: the headline, the account of the peak, the limits of a step, a figure's source."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,11 @@ def headroom(check: Check) -> str:
     """The verdict in figures, as one phrase."""
     left, usable, peak = check["headroom_bytes"], check["usable_bytes"], check["peak_bytes"]
     if check["verdict"] == "unknown":
-        failed = [f"{name} {STATUS_WORDS[program['status']]}" for name, program in check["programs"].items() if program["status"] != "ok"]
+        failed = [
+            f"{STATUS_WORDS[program['status']]} ({name})"
+            for name, program in check["programs"].items()
+            if program["status"] != "ok"
+        ]
         if failed or peak is None:
             return ", ".join(failed) or "the peak is not known"
     if left is None:
@@ -65,7 +69,9 @@ def parts(check: Check) -> list[Part]:
     for entry in check["composition"]:
         key = (entry["kind"], entry["module"])
         total[key] = total.get(key, 0) + entry["bytes"]
-    out = [Part(kind=kind, module=module, bytes=size) for (kind, module), size in sorted(total.items(), key=lambda item: -item[1])]
+    out = [
+        Part(kind=kind, module=module, bytes=size) for (kind, module), size in sorted(total.items(), key=lambda item: -item[1])
+    ]
     if check["unattributed_bytes"]:
         out.append(Part(kind=None, module=None, bytes=check["unattributed_bytes"]))
     return out
@@ -76,7 +82,8 @@ def accounted(check: Check) -> str | None:
     total, peak = sum(part.bytes for part in parts(check)), check["peak_bytes"]
     if not total or not peak or abs(total - peak) < 0.001 * peak:
         return None
-    return f"The parts sum to {bytes_text(total)}, {percent_text(abs(total - peak) / peak)} {'above' if total > peak else 'below'} the peak of {bytes_text(peak)}."
+    apart = f"{percent_text(abs(total - peak) / peak)} {'above' if total > peak else 'below'}"
+    return f"The parts sum to {bytes_text(total)}, {apart} the peak of {bytes_text(peak)}."
 
 
 def limits(check: Check) -> list[Limit]:
@@ -84,8 +91,13 @@ def limits(check: Check) -> list[Limit]:
     seconds = check["seconds_by_limit"]
     axes = dict.fromkeys(key.rpartition("_")[0] for key in seconds if key.endswith(("_exposed", "_hidden")))
     axes = dict.fromkeys(sorted(axes, key=lambda axis: -(seconds.get(f"{axis}_exposed") or 0)))
-    names = dict.fromkeys([*(n for n in ("math", "memory") if n in seconds), *axes, *(n for n in ("host", "bubble") if n in seconds)])
-    return [Limit(name=name, exposed_s=seconds.get(name, seconds.get(f"{name}_exposed")), hidden_s=seconds.get(f"{name}_hidden")) for name in names]
+    names = dict.fromkeys(
+        [*(n for n in ("math", "memory") if n in seconds), *axes, *(n for n in ("host", "bubble") if n in seconds)]
+    )
+    return [
+        Limit(name=name, exposed_s=seconds.get(name, seconds.get(f"{name}_exposed")), hidden_s=seconds.get(f"{name}_hidden"))
+        for name in names
+    ]
 
 
 def array_text(buffer: Mapping[str, Any]) -> str:
@@ -95,5 +107,10 @@ def array_text(buffer: Mapping[str, Any]) -> str:
 
 
 def flat_text(text: str) -> str:
-    """One line: every run of white space is one space, other control characters and lone surrogates are shown as a replacement."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    """One line: every run of white space is one space."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """White space is spaces; other control characters and lone surrogates are shown as a replacement."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""A check as one screen of text: the verdict first, then where the memory goes, what limits the speed, and where each figure came from."""
+"""A check as one screen of text: the verdict, where the memory goes, what limits the speed, and where each figure came from."""
 
 import os
 import sys
@@ -18,7 +18,17 @@ from jaxmem.report.reading import (
     program_sum,
     source,
 )
-from jaxmem.report.units import UNKNOWN, byte_unit, bytes_in, bytes_text, count_text, duration_text, percent_text, scaled_text, seconds_text
+from jaxmem.report.units import (
+    UNKNOWN,
+    byte_unit,
+    bytes_in,
+    bytes_text,
+    count_text,
+    duration_text,
+    percent_text,
+    scaled_text,
+    seconds_text,
+)
 
 VERDICT_STYLES = {"fits": "green", "tight": "yellow", "does_not_fit": "red", "unknown": "magenta"}
 MOST_PARTS, MOST_BUFFERS, MOST_TRAFFIC, MOST_TEXTS = 8, 8, 6, 5
@@ -50,12 +60,20 @@ def _head(check: Check, width: int) -> list[Line]:
     words = f" {VERDICT_WORDS[verdict].upper()} "
     worst = f" · worst program: {flat_text(check['worst_program'])}" if check["worst_program"] else ""
     peak = "" if verdict == "unknown" else f" · peak {bytes_text(check['peak_bytes'])}"
-    lines: list[Line] = [[(words, f"bold reverse {VERDICT_STYLES[verdict]}"), (" ", ""), (f"{headroom(check)}{peak}{worst}", "bold")]]
+    lines: list[Line] = [
+        [(words, f"bold reverse {VERDICT_STYLES[verdict]}"), (" ", ""), (f"{headroom(check)}{peak}{worst}", "bold")]
+    ]
     lines += _gauge(check, width)
     devices = f"  ({count_text(check['devices'])} devices)" if check.get("devices") else ""
     model = f"  ({scaled_text(check['parameters'])} parameters)" if check["parameters"] else ""
-    for name, text, note in (("workload", check["workload"], model), ("plan", check["plan"], ""), ("topology", check["topology"], devices)):
-        lines.append([(f"{name:<9} ", "dim"), (shorten(flat_text(text or UNKNOWN), width - 10 - cells(note), "middle"), ""), (note, "dim")])
+    for name, text, note in (
+        ("workload", check["workload"], model),
+        ("plan", check["plan"], ""),
+        ("topology", check["topology"], devices),
+    ):
+        lines.append(
+            [(f"{name:<9} ", "dim"), (shorten(flat_text(text or UNKNOWN), width - 10 - cells(note), "middle"), ""), (note, "dim")]
+        )
     return lines
 
 
@@ -91,16 +109,32 @@ def _programs(check: Check, width: int) -> list[Line]:
         return [_rule("Programs", None, width), [("none was compiled", "dim")]]
     unit, size = byte_unit([program[key] for program in programs.values() for key in (*keys, "peak_bytes", "host_bytes")])
     heads = ("peak", "sum", "arguments", "outputs", "aliased", "temporary", "host", "compile")
-    columns = [Column(head="program", keep="middle"), Column(head="outcome", keep="start"), *(Column(head=head, align="right") for head in heads)]
+    columns = [
+        Column(head="program", keep="middle"),
+        Column(head="outcome", keep="start"),
+        *(Column(head=head, align="right") for head in heads),
+    ]
     rows = []
     for name, program in programs.items():
         mark = "bold" if name == check["worst_program"] else ""
-        figures = [bytes_in(value, size) for value in (program["peak_bytes"], program_sum(program), *(program[key] for key in keys), program["host_bytes"])]
-        rows.append([(flat_text(name), mark), (program["status"], "green" if program["status"] == "ok" else "red"), (figures[0], "bold"),
-                     *((figure, "") for figure in figures[1:]), (duration_text(program["compile_s"]), "dim")])
+        figures = [
+            bytes_in(value, size)
+            for value in (program["peak_bytes"], program_sum(program), *(program[key] for key in keys), program["host_bytes"])
+        ]
+        rows.append(
+            [
+                (flat_text(name), mark),
+                (program["status"], "green" if program["status"] == "ok" else "red"),
+                (figures[0], "bold"),
+                *((figure, "") for figure in figures[1:]),
+                (duration_text(program["compile_s"]), "dim"),
+            ]
+        )
     lines = [_rule(f"Programs, {unit} a device", source(check, "programs"), width), *table(columns, rows, width)]
     for name, program in programs.items():
-        said = ([f"{STATUS_WORDS[program['status']]}: {program['reason'] or 'no reason given'}"] if program["status"] != "ok" else []) + program["problems"]
+        said = (
+            [f"{STATUS_WORDS[program['status']]}: {program['reason'] or 'no reason given'}"] if program["status"] != "ok" else []
+        ) + program["problems"]
         for text in said:
             lines += _note(f"{flat_text(name)}: {text}", width, "red")
     return lines
@@ -113,21 +147,43 @@ def _composition(check: Check, width: int) -> list[Line]:
     named = [part for part in all_parts if part.kind]
     shown, rest = named[:MOST_PARTS], named[MOST_PARTS:]
     whole = max(sum(part.bytes for part in all_parts), check["peak_bytes"] or 0, 1)
-    entries = [(kind_of(part.kind).label, flat_text(part.module or UNKNOWN), part.bytes, kind_of(part.kind).ansi) for part in shown]
+    entries = [
+        (kind_of(part.kind).label, flat_text(part.module or UNKNOWN), part.bytes, kind_of(part.kind).ansi) for part in shown
+    ]
     if rest:
         entries.append((f"{len(rest)} more", "", sum(part.bytes for part in rest), "dim"))
     entries += [("unattributed", "", part.bytes, "dim") for part in all_parts if not part.kind]
     bar = max(12, width - 70)
     largest = max(size for _, _, size, _ in entries)
-    rows = [[(label, ""), (module, ""), (bytes_text(size), ""), (percent_text(size / whole), "dim"), ("█" * round(bar * size / largest) or "▏", style)]
-            for label, module, size, style in entries]
-    columns = [Column(head="kind"), Column(head="module", keep="middle"), Column(head="bytes", align="right"), Column(head="share", align="right"), Column(head="")]
+    rows = [
+        [
+            (label, ""),
+            (module, ""),
+            (bytes_text(size), ""),
+            (percent_text(size / whole), "dim"),
+            ("█" * round(bar * size / largest) or "▏", style),
+        ]
+        for label, module, size, style in entries
+    ]
+    columns = [
+        Column(head="kind"),
+        Column(head="module", keep="middle"),
+        Column(head="bytes", align="right"),
+        Column(head="share", align="right"),
+        Column(head=""),
+    ]
     worst = f" of {flat_text(check['worst_program'])}" if check["worst_program"] else ""
     heading = _rule(shorten(f"Composition of the peak{worst}", width - 12), source(check, "composition"), width)
     # The bars keep their room: the other columns are laid out in what is left of it.
     text = table(columns[:4], [row[:4] for row in rows], width - bar - 2)
     used = max(sum(cells(part) for part, _ in line) for line in text)
-    lines = [heading, *([*line, (" " * (used - sum(cells(part) for part, _ in line) + 2), ""), row[4]] for line, row in zip(text, [[("", "")] * 5, *rows], strict=True))]
+    lines = [
+        heading,
+        *(
+            [*line, (" " * (used - sum(cells(part) for part, _ in line) + 2), ""), row[4]]
+            for line, row in zip(text, [[("", "")] * 5, *rows], strict=True)
+        ),
+    ]
     remark = accounted(check)
     return lines + (_note(remark, width, "dim") if remark else [])
 
@@ -136,13 +192,32 @@ def _buffers(check: Check, width: int) -> list[Line]:
     buffers = check["buffers"][:MOST_BUFFERS]
     if not buffers:
         return []
-    columns = [Column(head="bytes", align="right"), Column(head="padding", align="right"), Column(head="kind"), Column(head="array", keep="start", least=24),
-               Column(head="sharding", keep="middle", least=8), Column(head="module", keep="end", least=8), Column(head="source", keep="end", least=8)]
-    rows = [[(bytes_text(b["bytes"]), ""), (bytes_text(b["padding_bytes"]), "yellow" if b["padding_bytes"] else "dim"),
-             (flat_text(b["kind"] or UNKNOWN), kind_of(b["kind"]).ansi), (flat_text(array_text(b)), ""), (_sharding(b["sharding"]), ""),
-             (flat_text(b["module"] or UNKNOWN), ""), (flat_text(b["source"] or b.get("path") or UNKNOWN), "dim")] for b in buffers]
+    columns = [
+        Column(head="bytes", align="right"),
+        Column(head="padding", align="right"),
+        Column(head="kind"),
+        Column(head="array", keep="start", least=24),
+        Column(head="sharding", keep="middle", least=8),
+        Column(head="module", keep="end", least=8),
+        Column(head="source", keep="end", least=8),
+    ]
+    rows = [
+        [
+            (bytes_text(b["bytes"]), ""),
+            (bytes_text(b["padding_bytes"]), "yellow" if b["padding_bytes"] else "dim"),
+            (flat_text(b["kind"] or UNKNOWN), kind_of(b["kind"]).ansi),
+            (flat_text(array_text(b)), ""),
+            (_sharding(b["sharding"]), ""),
+            (flat_text(b["module"] or UNKNOWN), ""),
+            (flat_text(b["source"] or b.get("path") or UNKNOWN), "dim"),
+        ]
+        for b in buffers
+    ]
     more = len(check["buffers"]) - len(buffers)
-    return [_rule(f"Largest buffers at the peak{f' ({more} more in the JSON)' if more > 0 else ''}", source(check, "buffers"), width), *table(columns, rows, width)]
+    return [
+        _rule(f"Largest buffers at the peak{f' ({more} more in the JSON)' if more > 0 else ''}", source(check, "buffers"), width),
+        *table(columns, rows, width),
+    ]
 
 
 def _sharding(text: str | None) -> str:
@@ -160,26 +235,66 @@ def _speed_and_traffic(check: Check, width: int) -> list[Line]:
 
 def _speed(check: Check, width: int) -> list[Line]:
     step, rate, mfu = check["step_s"], check["tokens_per_s"], check["mfu"]
-    lines = [_rule("Speed", source(check, "step_s"), width),
-             [("step ", "dim"), (seconds_text(step), "bold"), ("  tokens/s ", "dim"), (count_text(rate), "bold"), ("  MFU ", "dim"), (percent_text(mfu), "bold")]]
+    lines = [
+        _rule("Speed", source(check, "step_s"), width),
+        [
+            ("step ", "dim"),
+            (seconds_text(step), "bold"),
+            ("  tokens/s ", "dim"),
+            (count_text(rate), "bold"),
+            ("  MFU ", "dim"),
+            (percent_text(mfu), "bold"),
+        ],
+    ]
     rows = []
     for limit in limits(check):
         share = limit.exposed_s / step if limit.exposed_s is not None and step else None
         bar = "" if share is None else "█" * round(min(share, 1) * max(4, width - 42))
-        rows.append([(flat_text(limit.name), ""), (seconds_text(limit.exposed_s), ""), (seconds_text(limit.hidden_s) if limit.hidden_s is not None else "", "dim"), (percent_text(share), "dim"), (bar, "blue")])
-    columns = [Column(head="limit", keep="middle"), Column(head="exposed", align="right"), Column(head="hidden", align="right"), Column(head="share", align="right"), Column(head="", keep="start", least=0)]
+        rows.append(
+            [
+                (flat_text(limit.name), ""),
+                (seconds_text(limit.exposed_s), ""),
+                (seconds_text(limit.hidden_s) if limit.hidden_s is not None else "", "dim"),
+                (percent_text(share), "dim"),
+                (bar, "blue"),
+            ]
+        )
+    columns = [
+        Column(head="limit", keep="middle"),
+        Column(head="exposed", align="right"),
+        Column(head="hidden", align="right"),
+        Column(head="share", align="right"),
+        Column(head="", keep="start", least=0),
+    ]
     return lines + (table(columns, rows, width) if rows else [])
 
 
 def _traffic(check: Check, width: int) -> list[Line]:
     traffic = sorted(check["traffic"], key=lambda entry: (-(entry["exposed_s"] or 0), -(entry["bytes"] or 0)))
-    rows = [[(flat_text(entry["axis"] or UNKNOWN), ""), (flat_text(entry["collective"]), ""), (count_text(entry["count"]), ""), (bytes_text(entry["bytes"]), ""),
-             (seconds_text(entry["exposed_s"]), "")] for entry in traffic[:MOST_TRAFFIC]]
+    rows = [
+        [
+            (flat_text(entry["axis"] or UNKNOWN), ""),
+            (flat_text(entry["collective"]), ""),
+            (count_text(entry["count"]), ""),
+            (bytes_text(entry["bytes"]), ""),
+            (seconds_text(entry["exposed_s"]), ""),
+        ]
+        for entry in traffic[:MOST_TRAFFIC]
+    ]
     if not rows and not check["offload"]:
         return []
-    columns = [Column(head="axis", keep="middle"), Column(head="collective", keep="end", least=10), Column(head="count", align="right"), Column(head="bytes", align="right"), Column(head="exposed", align="right")]
+    columns = [
+        Column(head="axis", keep="middle"),
+        Column(head="collective", keep="end", least=10),
+        Column(head="count", align="right"),
+        Column(head="bytes", align="right"),
+        Column(head="exposed", align="right"),
+    ]
     more = len(traffic) - MOST_TRAFFIC
-    lines = [_rule("Traffic of a device in a step", source(check, "traffic"), width), *(table(columns, rows, width) if rows else [])]
+    lines = [
+        _rule("Traffic of a device in a step", source(check, "traffic"), width),
+        *(table(columns, rows, width) if rows else []),
+    ]
     if more > 0:
         lines.append([(f"{more} more in the JSON", "dim")])
     for entry in check["offload"]:
@@ -195,9 +310,23 @@ def _texts(check: Check, width: int) -> list[Line]:
         if len(texts) > MOST_TEXTS:
             lines.append([(f"{len(texts) - MOST_TEXTS} more {title}s in the JSON", "dim")])
     if check["advice"]:
-        columns = [Column(head="change", keep="middle", least=12), Column(head="then", keep="start"), Column(head="peak", align="right"), Column(head="step", align="right"), Column(head="by"), ]
-        rows = [[(flat_text(item["change"]), "bold"), (VERDICT_WORDS[item["verdict"]].lower(), VERDICT_STYLES[item["verdict"]]), (bytes_text(item["peak_bytes"]), ""),
-                 (seconds_text(item.get("step_s")), ""), (item["source"], "dim")] for item in check["advice"][:MOST_TEXTS]]
+        columns = [
+            Column(head="change", keep="middle", least=12),
+            Column(head="then", keep="start"),
+            Column(head="peak", align="right"),
+            Column(head="step", align="right"),
+            Column(head="by"),
+        ]
+        rows = [
+            [
+                (flat_text(item["change"]), "bold"),
+                (VERDICT_WORDS[item["verdict"]].lower(), VERDICT_STYLES[item["verdict"]]),
+                (bytes_text(item["peak_bytes"]), ""),
+                (seconds_text(item.get("step_s")), ""),
+                (item["source"], "dim"),
+            ]
+            for item in check["advice"][:MOST_TEXTS]
+        ]
         lines += [*([[]] if lines else []), _rule("What to change", None, width), *table(columns, rows, width)]
     return lines
 
@@ -223,4 +352,8 @@ def _footer(check: Check, width: int) -> list[Line]:
     for kind in ("measure", "compile", "estimate"):
         lines += _note(f"{kind}: {', '.join(by_source[kind])}", width, "bold") if kind in by_source else []
     usable = f"usable: {check['usable_note']}" if check["usable_note"] else ""
-    return [*lines, *(_note(usable, width, "bold") if usable else []), *_note(f"backend: {check['backend'] or UNKNOWN}; {versions or UNKNOWN}; {took}{flags}", width, "bold")]
+    return [
+        *lines,
+        *(_note(usable, width, "bold") if usable else []),
+        *_note(f"backend: {check['backend'] or UNKNOWN}; {versions or UNKNOWN}; {took}{flags}", width, "bold"),
+    ]

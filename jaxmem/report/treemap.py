@@ -1,7 +1,7 @@
 """Rectangles whose areas are proportional to values, as square as they get.
 
-M. Bruls, K. Huizing, J. J. van Wijk, "Squarified Treemaps", VisSym 2000: rows are filled along the shorter side for as long as that improves the
-worst aspect ratio.
+M. Bruls, K. Huizing, J. J. van Wijk, "Squarified Treemaps", VisSym 2000: rows are filled along the shorter side for as long as
+that improves the worst aspect ratio.
 """
 
 from typing import NamedTuple
@@ -31,10 +31,17 @@ def squarify(values: list[float], space: Rectangle) -> list[Rectangle]:
         along = 0.0
         for value in row:
             length = side * value / sum(row)
-            out.append(Rectangle(space.x, space.y + along, thick, length) if space.width >= space.height else Rectangle(space.x + along, space.y, length, thick))
+            out.append(
+                Rectangle(space.x, space.y + along, thick, length)
+                if space.width >= space.height
+                else Rectangle(space.x + along, space.y, length, thick)
+            )
             along += length
-        space = (Rectangle(space.x + thick, space.y, space.width - thick, space.height) if space.width >= space.height
-                 else Rectangle(space.x, space.y + thick, space.width, space.height - thick))
+        space = (
+            Rectangle(space.x + thick, space.y, space.width - thick, space.height)
+            if space.width >= space.height
+            else Rectangle(space.x, space.y + thick, space.width, space.height - thick)
+        )
     return out
 
 

@@ -1,7 +1,7 @@
 """Colour arithmetic for the tests of the palette: CIELAB distance, WCAG contrast, and colour-blind vision.
 
-Simulation of dichromats: G. M. Machado, M. M. Oliveira, L. A. F. Fernandes, "A Physiologically-based Model for Simulation of Color Vision
-Deficiency", IEEE TVCG 15(6), 2009, matrices of severity 1.0, applied to linear RGB.
+Simulation of dichromats: G. M. Machado, M. M. Oliveira, L. A. F. Fernandes, "A Physiologically-based Model for Simulation of
+Color Vision Deficiency", IEEE TVCG 15(6), 2009, matrices of severity 1.0, applied to linear RGB.
 """
 
 import math
