@@ -1,12 +1,12 @@
 """How long one step of a compiled program takes, and what limits it: the frame that both kinds of chip share.
 
-The optimized HLO is a schedule. It is replayed on streams: one computes, and one for each thing that moves beside it (the links of a
-mesh axis, the host's link, the copy engine). An operation that starts a transfer lets the compute stream run on; the one that is done with it waits
-until the transfer has ended. What was waited for is exposed, the rest is hidden. A loop costs its body times its trip count, a
-conditional its slowest branch. The two-stream form of this model is MAD-Max's (Hsia et al., arXiv:2310.02784).
+The optimized HLO is a schedule. It is replayed on streams: one computes, and one for each thing that moves beside it (links of a
+mesh axis, the host's link, copies in HBM). An operation that starts a transfer lets the compute stream run on; the one that is
+done with it waits until the transfer has ended. What was waited for is exposed, the rest is hidden. A loop costs its body times
+its trip count, a conditional its slowest branch. The two-stream form is MAD-Max's (Hsia et al., arXiv:2310.02784).
 
-What an instruction costs is the chip's matter: `speed_tpu.py` (the compiler's cycles) and `speed_gpu.py` (a roofline). Every number
-is a prediction made from a compile.
+What an instruction costs is the chip's matter: `speed_tpu.py` (the compiler's cycles) and `speed_gpu.py` (a roofline). Every
+number is a prediction made from a compile.
 """
 import dataclasses
 from collections import defaultdict
@@ -21,11 +21,17 @@ Limit = Literal["math", "memory", "none"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Bytes that one device sends over `stream` (a mesh axis, "host" or "copy") by one execution of an instruction."""
+    """Bytes that one device sends over `stream` by one execution of an instruction.
+
+    `stream` is a mesh axis, "host" (its link) or "memory" (copies inside HBM and to on-chip memory). Transfers of one stream and
+    `lane` follow one another; the two directions of a link are two lanes. `opcode` is what `traffic` shows: all-gather,
+    reduce-scatter, ..., device-to-host.
+    """
     stream: str
     seconds: float
     bytes: float = 0.0
-    opcode: str = ""      # as `traffic` shows it: all-gather, reduce-scatter, ..., host-to-device
+    opcode: str = ""
+    lane: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,14 +39,16 @@ class Cost:
     """One execution of one instruction on one device.
 
     `seconds` are of the compute stream, limited by the matrix units ("math") or HBM ("memory"). `mode` says what the compute
-    stream does about `transfers`: "waits" for them here, "starts" them, or (another instruction) "finishes" those that the instructions
-    `awaits` have started. `unknown` names what keeps the cost from being known; the prediction is then None.
+    stream does about `transfers`: it "waits" for them here, or "starts" them under the name `key` (default: the instruction's)
+    for a later instruction whose `awaits` has that name. `unknown` says what keeps the cost from being known; the prediction is
+    then None.
     """
     seconds: float = 0.0
     limit: Limit = "none"
     flops: float = 0.0
     transfers: tuple[Transfer, ...] = ()
-    mode: Literal["waits", "starts", "finishes"] = "waits"
+    mode: Literal["waits", "starts"] = "waits"
+    key: str | None = None
     awaits: tuple[str, ...] = ()
     unknown: str | None = None
 
@@ -62,9 +70,12 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One step on one device of `topology`. `seconds_by_limit`: `math`, `memory`, `<axis>_exposed`, `<axis>_hidden`, `host_exposed`,
-    `host_hidden`, `overhead`, `bubble`; all but the hidden ones add up to `step_s`. None: unknown, and `warnings` say why. `flops` are what the
-    device computes (2 a multiply and add), recomputation included."""
+    """One step on one device of a topology.
+
+    `seconds_by_limit`: `math`, `memory`, `memory_hidden`, `<axis>_exposed`, `<axis>_hidden`, `host_exposed`, `host_hidden`,
+    `overhead`, `bubble`; all but the hidden ones add up to `step_s`. None: unknown, and `warnings` say why. `flops` are what the
+    device computes (2 a multiply and add), recomputation included.
+    """
     step_s: float | None
     seconds_by_limit: Mapping[str, float] | None
     flops: float | None
@@ -76,8 +87,8 @@ class Speed:
 def predict(module: Module, topology: Topology, mesh: Mapping[str, Any] | None, *, model_flops: float | None = None) -> Speed:
     """Predicted step of `module`, compiled for `topology`.
 
-    `mesh` is `result.json`'s: `{"axes": {"fsdp": 64}, "places": [[x, y, z, core, slice, process], ...], "ids": [...]}`. `model_flops` of the whole
-    step (all devices) lets a prediction of more than 100% MFU be refused: it becomes None with a warning.
+    `mesh` is `result.json`'s: `{"axes": {"fsdp": 64}, "places": [[x, y, z, core, slice, process], ...], "ids": [...]}`.
+    `model_flops` of the whole step (all devices) lets a prediction of more than 100% MFU be refused: None and a warning.
     """
     kind = topology.chip.kind
     if kind == "tpu":
@@ -87,7 +98,8 @@ def predict(module: Module, topology: Topology, mesh: Mapping[str, Any] | None, 
         from jaxmem.hlo import speed_gpu
         speed = speed_gpu.predict(module, topology, mesh)
     else:
-        return Speed(step_s=None, seconds_by_limit=None, flops=None, warnings=(f"no peak is known for {topology}: its speed is unknown",))
+        return Speed(step_s=None, seconds_by_limit=None, flops=None,
+                     warnings=(f"no peak is known for {topology}: its speed is unknown",))
     return refuse_impossible(speed, topology, model_flops)
 
 
@@ -96,25 +108,29 @@ def refuse_impossible(speed: Speed, topology: Topology, model_flops: float | Non
     peak = topology.chip.peak_flops.get(dtype)
     if speed.step_s is None or peak is None:
         return speed
-    needed = max((model_flops or 0.0) / topology.devices, 0.0) / peak
+    needed = (model_flops or 0.0) / topology.devices / peak
     if speed.step_s > 0 and needed <= speed.step_s:
         return speed
-    warning = (f"predicted {speed.step_s:.4g} s a step, but the model's FLOPs alone take {needed:.4g} s at the {dtype} peak of {topology}: "
-               f"more than 100% MFU is impossible, so the prediction is withheld")
+    warning = (f"predicted {speed.step_s:.4g} s a step, but the model's FLOPs alone take {needed:.4g} s at the {dtype} peak of "
+               f"{topology}: more than 100% MFU is impossible, so the prediction is withheld")
     return dataclasses.replace(speed, step_s=None, seconds_by_limit=None, warnings=(*speed.warnings, warning))
+
+
+def _sums() -> dict[tuple[str, str], float]:
+    return defaultdict(float)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Replay:
-    """Sums of a replayed computation, for one execution of it."""
+    """Sums of a replayed computation, for one execution of it; those of transfers are by (stream, opcode)."""
     seconds: float = 0.0
     flops: float = 0.0
     by_limit: dict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    exposed: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: defaultdict(float))  # (stream, opcode) -> seconds
-    hidden: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    counts: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    sent: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    unknown: dict[str, None] = dataclasses.field(default_factory=dict)                                     # an ordered set
+    exposed: dict[tuple[str, str], float] = dataclasses.field(default_factory=_sums)
+    hidden: dict[tuple[str, str], float] = dataclasses.field(default_factory=_sums)
+    counts: dict[tuple[str, str], float] = dataclasses.field(default_factory=_sums)
+    sent: dict[tuple[str, str], float] = dataclasses.field(default_factory=_sums)
+    unknown: dict[str, None] = dataclasses.field(default_factory=dict)  # an ordered set
 
     def add(self, other: "Replay", times: float) -> None:
         self.seconds += times * other.seconds
@@ -135,8 +151,8 @@ def _replay(module: Module, computation: Computation, cost_of: CostOf, done: dic
     if computation.name in done:
         return done[computation.name]
     total = Replay()
-    free_at: dict[str, float] = defaultdict(float)              # stream -> when its last transfer ends
-    running: dict[str, list[tuple[Transfer, float]]] = {}       # instruction -> its transfers, each with its end
+    free_at: dict[tuple[str, str], float] = defaultdict(float)  # stream and lane -> when its last transfer ends
+    running: dict[str, list[tuple[Transfer, float]]] = {}       # key -> its transfers, each with its end
     for instruction in computation.instructions:
         inner = _called(module, instruction)
         if inner:
@@ -149,6 +165,8 @@ def _replay(module: Module, computation: Computation, cost_of: CostOf, done: dic
             total.add(slowest, times)
             continue
         cost = cost_of(instruction, computation)
+        for name in cost.awaits:
+            _wait(total, running.pop(name, []))
         total.seconds += cost.seconds
         total.by_limit[cost.limit] += cost.seconds
         total.flops += cost.flops
@@ -156,17 +174,15 @@ def _replay(module: Module, computation: Computation, cost_of: CostOf, done: dic
             total.unknown[cost.unknown] = None
         started = []
         for transfer in cost.transfers:
-            end = max(total.seconds, free_at[transfer.stream]) + transfer.seconds
-            free_at[transfer.stream] = end
-            started.append((transfer, end))
+            lane = transfer.stream, transfer.lane
+            free_at[lane] = max(total.seconds, free_at[lane]) + transfer.seconds
+            started.append((transfer, free_at[lane]))
             total.counts[transfer.stream, transfer.opcode] += 1
             total.sent[transfer.stream, transfer.opcode] += transfer.bytes
         if cost.mode == "starts":
-            running[instruction.name] = started
-        elif cost.mode == "waits":
+            running[cost.key or instruction.name] = started
+        else:
             _wait(total, started)
-        for name in cost.awaits:
-            _wait(total, running.pop(name, []))
     for started in running.values():  # started and never awaited in this computation: over by its end
         _wait(total, started)
     done[computation.name] = total
@@ -193,12 +209,19 @@ def speed_of(total: Replay, *, overhead_s: float = 0.0, warnings: tuple[str, ...
     """`Replay` of the entry computation -> `Speed`; `overhead_s` is what a step takes besides its schedule."""
     limits: dict[str, float] = {"math": total.by_limit.get("math", 0.0), "memory": total.by_limit.get("memory", 0.0)}
     for stream in dict.fromkeys(stream for stream, _ in total.counts):
-        limits[f"{stream}_exposed"] = sum(seconds for (name, _), seconds in total.exposed.items() if name == stream)
-        limits[f"{stream}_hidden"] = sum(seconds for (name, _), seconds in total.hidden.items() if name == stream)
+        exposed, hidden = (sum(seconds for (name, _), seconds in sums.items() if name == stream)
+                           for sums in (total.exposed, total.hidden))
+        if stream == "memory":
+            limits["memory"] += exposed
+        else:
+            limits[f"{stream}_exposed"] = exposed
+        limits[f"{stream}_hidden"] = hidden
     limits["overhead"] = overhead_s + total.by_limit.get("none", 0.0)
     limits["bubble"] = 0.0
-    traffic = tuple(Traffic(axis=stream, collective=opcode, count=count, bytes=total.sent[stream, opcode], exposed_s=total.exposed[stream, opcode],
-                            hidden_s=total.hidden[stream, opcode]) for (stream, opcode), count in total.counts.items())
+    traffic = tuple(Traffic(axis=stream, collective=opcode, count=count, bytes=total.sent[stream, opcode],
+                            exposed_s=total.exposed[stream, opcode], hidden_s=total.hidden[stream, opcode])
+                    for (stream, opcode), count in total.counts.items() if stream != "memory")
     if total.unknown:
         return Speed(step_s=None, seconds_by_limit=None, flops=None, traffic=traffic, warnings=(*warnings, *total.unknown))
-    return Speed(step_s=total.seconds + overhead_s, seconds_by_limit=limits, flops=total.flops, traffic=traffic, warnings=warnings)
+    return Speed(step_s=total.seconds + overhead_s, seconds_by_limit=limits, flops=total.flops, traffic=traffic,
+                 warnings=warnings)

@@ -1,0 +1,29 @@
+"""The few constants that no data sheet gives, fitted on published step times (`experiments/benchmarks/predicted_speed.py`).
+
+Each is global, has a physical meaning and a range that the fit may not leave. Nothing is fitted for a row, a model or a chip.
+"""
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant:
+    """`low` <= value <= `high`; the range is what physics allows, not a confidence interval."""
+    low: float
+    high: float
+    meaning: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Constants of the TPU speed model; `CONSTANTS` says what they mean."""
+    cycles: float = 1.0
+    kernel_efficiency: float = 0.6
+    link_efficiency: float = 0.8
+
+
+CONSTANTS = {
+    "cycles": Constant(low=0.5, high=1.5, meaning="cycles taken over cycles estimated by the compiler"),
+    "kernel_efficiency": Constant(low=0.0, high=1.0, meaning="speed of an attention kernel over that of its slowest unit at full rate"),
+    "link_efficiency": Constant(low=0.0, high=1.0, meaning="bandwidth that collectives reach over that of the links"),
+}
+TPU = Calibration()
