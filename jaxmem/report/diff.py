@@ -1,8 +1,6 @@
 """`jaxmem diff a.json b.json`: what changed between two checks, in what was asked and in what was found."""
 
-import json
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -18,26 +16,12 @@ FIGURES = ("peak_bytes", "usable_bytes", "headroom_bytes", "host_bytes", "step_s
 MOST_ROWS = 16
 
 
-def load(path: str) -> dict[str, Any]:
-    """The object that `jaxmem check --json` wrote to a file; InputError where it is none."""
-    try:
-        check = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except ValueError:
-        raise InputError(f"{path}: not JSON; it should be what `jaxmem check --json` prints") from None
-    if not isinstance(check, dict) or "schema" not in check:
-        raise InputError(f"{path}: not the object that `jaxmem check --json` prints: it has no schema number")
-    return check
-
-
 def diff(a: Check, b: Check) -> dict[str, Any]:
-    """What differs, from a to b. Every entry has `a`, `b` and for numbers `change` (b - a), each null where unknown; what is
-    equal is left out.
+    """What differs, from a to b; what is equal is left out.
 
-    Keys: `warnings`, `strings` [{name, field, a, b}], `verdict` {a, b}, `figures` [{name, ...}],
-    `programs` [{program, name, ...}], `composition` [{kind, module, ...}] and `seconds` [{limit, part, ...}] with the largest change first, and
-    `traffic` [{axis, collective, name, ...}].
+    `warnings` are sentences. `verdict` is {a, b}; `strings` has {name, field, a, b}. The other lists have {a, b, change} in every
+    entry, change = b - a, each null where unknown: `figures` by name, `programs` by program and name, `composition` by kind and
+    module, `seconds` by limit and part (these two with the largest change first), `traffic` by axis, collective and name.
     InputError if the schema numbers differ or are not known.
     """
     numbers = (a.get("schema"), b.get("schema"))

@@ -12,7 +12,7 @@ from jaxmem.report.markup import Markup, element, join
 from jaxmem.report.performance import pair, programs, speed, traffic
 from jaxmem.report.pieces import cell, chip, code, number, section, table
 from jaxmem.report.provenance import provenance
-from jaxmem.report.reading import VERDICT_WORDS, Check, Part, accounted, array_text, headroom, parts, source
+from jaxmem.report.reading import VERDICT_WORDS, Check, Part, accounted, array_text, headroom, parts, problems, source
 from jaxmem.report.units import UNKNOWN, bytes_text, count_text, percent_text, scaled_text, seconds_text
 
 MOST_PARTS = 12
@@ -182,7 +182,7 @@ def _by_kind(check: Check) -> dict[str, int]:
 def _notes(check: Check) -> Markup | None:
     items = [
         element("li", element("b", word), element("span", text), class_=word.lower())
-        for word, texts in (("Problem", check["problems"]), ("Warning", check["warnings"]))
+        for word, texts in (("Problem", problems(check)), ("Warning", check["warnings"]))
         for text in texts
     ]
     rows = [

@@ -3,17 +3,18 @@
 from jaxmem.report.charts import bar
 from jaxmem.report.markup import Markup, element, join
 from jaxmem.report.pieces import cell, code, number, section, table
-from jaxmem.report.reading import STATUS_WORDS, Check, limits, program_sum, source
+from jaxmem.report.reading import STATUS_WORDS, Check, limits, program_notes, program_sum, source
 from jaxmem.report.units import bytes_text, count_text, duration_text, percent_text, seconds_text
 
 LIMIT_WORDS = {
+    "overhead": "starting what runs",
     "math": "arithmetic units",
     "memory": "device memory bandwidth",
     "host": "link to the host",
     "bubble": "waiting: nothing to run",
 }
 # Limits take the colours of kinds, so that one palette is learned; several axes take the next ones.
-LIMIT_KINDS = {"math": "params", "memory": "saved", "host": "gradients", "bubble": "padding"}
+LIMIT_KINDS = {"math": "params", "memory": "saved", "host": "gradients", "overhead": "other", "bubble": "padding"}
 AXIS_KINDS = ("collective", "logits", "recomputed", "opt_state")
 
 
@@ -110,11 +111,11 @@ def programs(check: Check) -> Markup:
                 number(duration_text(program["compile_s"])),
             ]
         )
-        texts = ([program["reason"] or "no reason given"] if program["status"] != "ok" else []) + program["problems"]
+        texts = program_notes(check, name)
         said += [element("li", element("b", name), element("span", text), class_="problem") for text in texts]
     lead = (
-        "Every program of a run, on one device. The peak is the compiler's own; the sum is arguments + outputs - aliased + "
-        "temporary, which counts donated buffers once and need not equal it."
+        "Every program of a run, on one device. The peak decides the verdict. The sum is arguments + outputs - aliased + "
+        "temporary, with donated buffers counted once; what stays on the device beside a program is in the peak alone."
     )
     listed = (
         table(

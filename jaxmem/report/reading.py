@@ -58,9 +58,23 @@ def headroom(check: Check) -> str:
 
 
 def program_sum(program: Mapping[str, Any]) -> int | None:
-    """argument + output - alias + temp: donated buffers count once. Not the peak, which is the compiler's own figure."""
+    """argument + output - alias + temp: donated buffers count once. The peak can have more, e.g. what stays beside the program."""
     terms = [program["argument_bytes"], program["output_bytes"], program["alias_bytes"], program["temp_bytes"]]
     return None if None in terms else terms[0] + terms[1] - terms[2] + terms[3]
+
+
+def program_notes(check: Check, name: str) -> list[str]:
+    """What a program's outcome was, if not ok, and what is not covered in it."""
+    program = check["programs"][name]
+    said = [] if program["status"] == "ok" else [f"{STATUS_WORDS[program['status']]}: {program['reason'] or 'no reason given'}"]
+    return said + program["problems"]
+
+
+def problems(check: Check) -> list[str]:
+    """The problems of the whole check; what a program's own notes say already is left out."""
+    told = {f"{name}: {text}" for name, program in check["programs"].items() for text in program["problems"]}
+    told |= {f"{name}: {program['status']}: {program['reason']}" for name, program in check["programs"].items()}
+    return [text for text in check["problems"] if text not in told]
 
 
 def parts(check: Check) -> list[Part]:
@@ -87,12 +101,12 @@ def accounted(check: Check) -> str | None:
 
 
 def limits(check: Check) -> list[Limit]:
-    """Math and memory first, then the mesh axes by their exposed time, then host and bubble."""
+    """Math and memory first, then what is exposed or hidden (the mesh axes) by its exposed time, then the rest."""
     seconds = check["seconds_by_limit"]
     axes = dict.fromkeys(key.rpartition("_")[0] for key in seconds if key.endswith(("_exposed", "_hidden")))
     axes = dict.fromkeys(sorted(axes, key=lambda axis: -(seconds.get(f"{axis}_exposed") or 0)))
     names = dict.fromkeys(
-        [*(n for n in ("math", "memory") if n in seconds), *axes, *(n for n in ("host", "bubble") if n in seconds)]
+        [*(n for n in ("math", "memory") if n in seconds), *axes, *(n for n in ("host", "overhead", "bubble") if n in seconds)]
     )
     return [
         Limit(name=name, exposed_s=seconds.get(name, seconds.get(f"{name}_exposed")), hidden_s=seconds.get(f"{name}_hidden"))

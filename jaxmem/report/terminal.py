@@ -6,7 +6,6 @@ import sys
 from jaxmem.report.cells import Column, Line, beside, cells, clip, paint, shorten, table, wrap
 from jaxmem.report.kinds import KINDS, kind_of
 from jaxmem.report.reading import (
-    STATUS_WORDS,
     VERDICT_WORDS,
     Check,
     accounted,
@@ -15,6 +14,8 @@ from jaxmem.report.reading import (
     headroom,
     limits,
     parts,
+    problems,
+    program_notes,
     program_sum,
     source,
 )
@@ -131,11 +132,8 @@ def _programs(check: Check, width: int) -> list[Line]:
             ]
         )
     lines = [_rule(f"Programs, {unit} a device", source(check, "programs"), width), *table(columns, rows, width)]
-    for name, program in programs.items():
-        said = (
-            [f"{STATUS_WORDS[program['status']]}: {program['reason'] or 'no reason given'}"] if program["status"] != "ok" else []
-        ) + program["problems"]
-        for text in said:
+    for name in programs:
+        for text in program_notes(check, name):
             lines += _note(f"{flat_text(name)}: {text}", width, "red")
     return lines
 
@@ -304,7 +302,7 @@ def _traffic(check: Check, width: int) -> list[Line]:
 
 def _texts(check: Check, width: int) -> list[Line]:
     lines: list[Line] = []
-    for title, texts, style in (("problem", check["problems"], "red"), ("warning", check["warnings"], "yellow")):
+    for title, texts, style in (("problem", problems(check), "red"), ("warning", check["warnings"], "yellow")):
         for text in texts[:MOST_TEXTS]:
             lines += _note(f"{title}: {text}", width, style)
         if len(texts) > MOST_TEXTS:
