@@ -17,9 +17,9 @@ if typing.TYPE_CHECKING:
     from jaxmem.hardware import parse_topology as parse_topology
     from jaxmem.plan import Plan as Plan
     from jaxmem.spec import InputError as InputError
+    from jaxmem.targets.foreign import mesh as mesh
     from jaxmem.verdict import check as check
     from jaxmem.verdict import check_workload as check_workload
-    from jaxmem.verdict import mesh as mesh
     from jaxmem.workload import Workload as Workload
 
 _HOME = {
@@ -28,7 +28,7 @@ _HOME = {
     "Workload": "jaxmem.workload",
     "check": "jaxmem.verdict",
     "check_workload": "jaxmem.verdict",
-    "mesh": "jaxmem.verdict",
+    "mesh": "jaxmem.targets.foreign",
     "parse_topology": "jaxmem.hardware",
 }
 __all__ = ["InputError", "Plan", "Workload", "check", "check_workload", "mesh", "parse_topology"]

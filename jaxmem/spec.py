@@ -6,6 +6,7 @@ alternatives of a sweep by `|`. No nesting, ever. Unknown names are errors that 
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -50,7 +51,10 @@ def _value(hint: object, text: str, where: str) -> object:
             raise InputError(f"{where}={text}: expected true or false")
         if kind in (int, float):
             try:
-                return kind(text)  # type: ignore[operator]
+                number = kind(text)  # type: ignore[operator]
+                if not math.isfinite(number):  # float() reads "nan" and "inf", which are no sizes, rates or factors
+                    raise ValueError
+                return number
             except ValueError:
                 if len([k for k in kinds if k is not types.NoneType]) == 1:
                     raise InputError(f"{where}={text}: expected {'a whole number' if kind is int else 'a number'}") from None
@@ -108,7 +112,7 @@ def show(value: object) -> str:
         return "+".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
         return str(int(value))
     return "none" if value is None else str(value)
 
@@ -120,9 +124,9 @@ def differences(value: object, base: object) -> list[str]:
 
 
 def alternatives(text: str) -> list[str]:
-    """A sweep: `"remat=none|block,zero=1|3"` -> every combination, in order."""
+    """A sweep: `"remat=none|block,zero=1|3"` -> every combination, in order; a preset may vary too, `"gpt2|gpt2-xl,layers=2"`."""
     out = [""]
     for item in split(text):
-        name, equals, value = item.partition("=")
+        name, equals, value = item.partition("=") if "=" in item else ("", "", item)
         out = [(f"{head}," if head else "") + name + equals + choice for head in out for choice in value.split("|")]
     return out

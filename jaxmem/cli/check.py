@@ -61,10 +61,6 @@ def define(flags: absl_flags.FlagValues) -> None:
 
 def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     arguments.no_words(words, "check")
-    if not 0 < flags.mem_fraction <= 1:
-        raise InputError(f"--mem_fraction={flags.mem_fraction:g}: a fraction above 0 and at most 1; "
-                         + (f"{flags.mem_fraction:g} percent is {flags.mem_fraction / 100:g}" if 1 < flags.mem_fraction <= 100
-                            else "JAX's default is 0.75"))
     if flags.timeout <= 0:
         raise InputError(f"--timeout={flags.timeout:g}: seconds, above 0")
     if flags.program is None and flags.model is None:
@@ -94,8 +90,6 @@ def _workload(flags: absl_flags.FlagValues, topology: Topology, options: dict[st
         print(f"taking --batch={batch} --seq={seq}", file=sys.stderr)
     workload = Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=seq)
     plan = Plan.parse(flags.plan, devices=topology.devices)
-    if problems := plan.problems(workload, topology):
-        raise InputError("\n  ".join([f"the plan {plan} cannot run {workload} on {topology}:", *problems]))
     from jaxmem import verdict
 
     return verdict.check_workload(workload, plan, topology, programs=programs, advise=flags.advise, **options)

@@ -19,7 +19,7 @@ VERBS = {
     "models": "presets with their parameters",
     "topologies": "chips and topology names, with figures and their sources",
     "cache": "compiled programs that are kept: list or clear",
-    "doctor": "what is installed, which targets work, what is missing",
+    "doctor": "what is installed, which targets work, what is missing and how to get it",
 }
 
 INPUT, INTERNAL, INTERRUPTED, PIPE = 2, 70, 130, 141

@@ -1,10 +1,11 @@
 """chips and topology names, with figures and their sources.
 
   jaxmem topologies                every chip, and how its topologies are written
-  jaxmem topologies v5p            one chip: every figure with its source and date, and the names of its topologies
+  jaxmem topologies v5p            one chip: every figure with its source and date, and its names
   jaxmem topologies 2xv5e-256      one topology: chips, devices, hosts, torus
 
-Figures are per JAX device and per direction unless they say otherwise; a dash is a figure that nobody publishes.
+Figures are per JAX device and per direction unless they say otherwise; a dash is a figure that
+nobody publishes.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ def _all(chips: list[Chip]) -> None:
     slices = ", ".join(chip.name for chip in chips if chip.parent)
     print("\n" + "\n".join(wrap(f"MIG slices: {slices}", WIDTH)))
     print("\nNames: v5p-128 (as the cloud sells it), v5p:4x4x8 (chips), 4xv5e-256 (slices), h100:8,\n"
-          "h100:16x8 (hosts x GPUs), cpu:8. jaxmem topologies CHIP has every figure with its source, and its names.")
+          "h100:16x8 (hosts x GPUs), cpu:8. jaxmem topologies CHIP: every figure with its source, and names.")
 
 
 def _sizes(chip: Chip) -> str:
