@@ -48,7 +48,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRanges:
-    """The flattened schedule: `points` are instruction names, `intervals` the first and last point (both included) of each array."""
+    """The flattened schedule: `points` are instruction names, `intervals` first and last point of each array, both included."""
 
     points: tuple[str, ...]
     intervals: Mapping[tuple[str, Index], tuple[int, int]]
@@ -170,17 +170,20 @@ class _Namer:
 
 
 def _whole_block(allocation: Allocation, namer: _Namer, last: int) -> Block:
-    """An argument, a result or a constant: held for the whole program."""
-    first = allocation.arrays[0] if allocation.arrays else None
+    """An argument, a result or a constant: held for the whole program, whatever else lies there before the result is made."""
+    labels = [namer.array(array) for array in allocation.arrays]
+    results = [position for position, label in enumerate(labels) if label.path is not None]
+    largest = max(range(len(labels)), key=lambda position: allocation.arrays[position].bytes, default=None)
+    chosen = results[0] if results else largest
+    label = labels[chosen] if chosen is not None else Label()
     if allocation.parameter is not None:
         label = namer.parameter(allocation.parameter, allocation.parameter_index)
-    else:
-        label = namer.array(first) if first else Label()
-        kind = {"constant": "other", "output": "output"}.get(allocation.role)
-        label = Label(kind=label.kind or kind, module=label.module or allocation.role, source=label.source, op_name=label.op_name,
-                      path=label.path, sharding=label.sharding)
-    name = first.name if first else f"allocation {allocation.number}"
-    return _block(((0, last),), allocation.bytes, label, name, first.shape if first else None)
+    elif chosen not in results:
+        kind = "other" if allocation.role == "constant" else "output"
+        label = Label(kind=kind, module=label.module or allocation.role, source=label.source, op_name=label.op_name)
+    array = allocation.arrays[chosen] if chosen is not None else None
+    name = array.name if array else f"allocation {allocation.number}"
+    return _block(((0, last),), allocation.bytes, label, name, array.shape if array else None)
 
 
 def _temp_blocks(allocation: Allocation, ranges: LiveRanges, namer: _Namer, last: int) -> Iterator[Block]:
