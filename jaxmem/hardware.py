@@ -83,6 +83,8 @@ class Topology:
     def hosts(self) -> int:
         if self.chip.kind == "gpu":
             return self.shape[0]
+        if self.chip.kind == "cpu":
+            return 1
         return self.slices * max(1, self.chips_per_slice // self.chip.chips_per_host)
 
     @property
