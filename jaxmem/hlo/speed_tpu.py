@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem.cost.calibration import TPU, Calibration
+from jaxmem.cost.collectives import seconds
 from jaxmem.cost.kernels import kernel_time
 from jaxmem.hardware import Topology
 from jaxmem.hlo import torus
@@ -60,10 +61,10 @@ class _Model:
         memory_s = hbm_bytes(self.module, computation, instruction) / (self.chip.hbm_bytes_per_s or float("inf"))
         found = _CYCLES.search(instruction.raw_attributes)
         if found and int(found.group(1)) < UNKNOWN_CYCLES and self.chip.clock_hz:
-            seconds = max(math_s, int(found.group(1)) / self.chip.clock_hz * self.constants.cycles)
+            time = max(math_s, int(found.group(1)) / self.chip.clock_hz * self.constants.cycles)
         else:
-            seconds = max(math_s, memory_s)
-        return Cost(seconds=seconds, limit="math" if flops and math_s >= memory_s else "memory", flops=flops)
+            time = max(math_s, memory_s)
+        return Cost(seconds=time, limit="math" if flops and math_s >= memory_s else "memory", flops=flops)
 
     def custom_call(self, instruction: Instruction, computation: Computation) -> Cost:
         if instruction.custom_call_target != "tpu_custom_call":
@@ -120,10 +121,8 @@ class _Model:
         if one.size < 2 or self.places is None:
             return Transfer(stream=axis, seconds=0.0, bytes=one.sent_bytes, opcode=one.opcode)
         if one.opcode == "collective-permute":
-            seconds, lane = torus.permute_seconds(one.whole_bytes, groups, self.places, self.topology,
-                                                  link_efficiency=self.constants.link_efficiency)
-            return Transfer(stream=axis, lane=lane, seconds=seconds, bytes=one.sent_bytes, opcode=one.opcode)
-        reach = torus.reach_of(groups[0], self.places, self.topology)
-        inside, between = torus.seconds(one.opcode, one.whole_bytes, reach, self.topology,
-                                        link_efficiency=self.constants.link_efficiency)
-        return Transfer(stream=axis, seconds=inside + between, bytes=one.sent_bytes, opcode=one.opcode)
+            time, lane = torus.permute_seconds(one.whole_bytes, groups, self.places, self.topology, self.constants.link_efficiency)
+            return Transfer(stream=axis, lane=lane, seconds=time, bytes=one.sent_bytes, opcode=one.opcode)
+        route = torus.route_of(groups[0], self.places, self.topology, self.constants.link_efficiency)
+        time = seconds(one.opcode, one.whole_bytes, route)  # type: ignore[arg-type]
+        return Transfer(stream=axis, seconds=time or 0.0, bytes=one.sent_bytes, opcode=one.opcode)
