@@ -126,13 +126,17 @@ def test_optimizer_presets_have_no_problems(name):
     ("decoder-tiny,kv_heads=3", "nearest kv_heads that work: 1, 2, 4"),
     ("decoder-tiny,head_dim=15", "nearest: 14 or 16"),
     ("decoder-tiny,layers=0", "layers=0: expected at least 1"),
-    ("decoder-tiny,norm_eps=nan", "expected a finite number"),
     ("decoder-tiny,window_pattern=2", "without window"),
     ("decoder-tiny,positions=learned", "max_positions=0"),
 ])
 def test_nonsense_is_named_with_what_would_work(text, expected):
     found = problems(parse_preset(MODELS, text, what="model"))
     assert len(found) == 1 and expected in found[0]
+
+
+def test_not_a_number_is_a_problem():
+    assert problems(dataclasses.replace(TINY, rope_theta=float("nan"))) == ["model: rope_theta=nan: expected a finite number"]
+    assert len(problems(dataclasses.replace(TINY, query_scale=float("inf")))) == 1
 
 
 @pytest.mark.parametrize("text, expected", [

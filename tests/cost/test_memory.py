@@ -60,7 +60,7 @@ def real_bytes(workload, plan):
                                  for what in ("params", "gradients")}}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(model=st.sampled_from(["decoder-tiny", "decoder-small,tied=true", "gpt2,layers=2", "gemma2-2b,layers=3",
                               "llama3-8b,layers=2", "decoder-tiny,bias=all,norm=layer,qk_norm=true,embed=96"]),
        optimizer=st.sampled_from(sorted(OPTIMIZERS)), moments=st.sampled_from(["f32", "bf16"]),
@@ -85,12 +85,13 @@ def test_table_of_shapes_is_the_models_own(model):
 
 
 def test_llama3_8b_by_hand():
-    """8,030,261,248 parameters over 64: nothing is left whole, for 64 divides every embed dim."""
+    """8,030,261,248 parameters over 64: only the vectors of the norms are left whole."""
     workload = Workload.parse(model="llama3-8b", batch=64, seq=8192)
     closed = state_bytes(workload, Plan(fsdp=64))
-    whole = 8_030_261_248 * 4
-    assert closed.params == closed.gradients == whole // 64
-    assert closed.opt_state == 2 * whole // 64 + 4
+    vectors = (32 * 2 + 1) * 4096 * 4
+    device = (8_030_261_248 * 4 - vectors) // 64 + vectors
+    assert closed.params == closed.gradients == device
+    assert closed.opt_state == 2 * device + 4
     assert closed.batch == 4 * 4 * 8192
 
 
@@ -98,7 +99,7 @@ def test_zero_and_tensor_do_not_both_divide_the_same_dim():
     w = Workload.parse(model="llama3-8b", batch=64, seq=128)
     one = state_bytes(w, Plan()).params
     vectors = (32 * 2 + 1) * 4096 * 4
-    assert state_bytes(w, Plan(fsdp=4, tensor=2)).params == (one - vectors) // 8 + vectors // 4
+    assert state_bytes(w, Plan(fsdp=4, tensor=2)).params == (one - vectors) // 8 + vectors
     assert state_bytes(w, Plan(data=4, tensor=2, zero=1)).params == (one - vectors) // 2 + vectors
 
 
