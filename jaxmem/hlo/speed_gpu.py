@@ -66,7 +66,7 @@ FOUND: dict[str, str] = {
               "380 (NVIDIA/nccl issue 1264, 2024)",
     "network": "46 to 48 of 50 GB/s a NIC (NVIDIA/nccl-tests issue 290, 2025); all-gathers over tens of hosts 340 of 400 GB/s a "
                "host when all is well (NVIDIA/nccl issue 1218, 2024)",
-    "collective_sms": "16 channels over eight 400 Gb/s NICs (NVIDIA/nccl issue 1218); DeepSeek-V3 keeps 20 SMs (arXiv:2412.19437)",
+    "collective_sms": "16 channels over eight 400 Gb/s NICs (NVIDIA/nccl issue 1218); DeepSeek-V3 keeps 20 (arXiv:2412.19437)",
     "host": "estimate: what PCIe's headers leave",
     "triton_forward": "FlashAttention-2, the same algorithm without Hopper's instructions, uses 35% of an H100 "
                       "(arXiv:2407.08608)",
@@ -115,7 +115,7 @@ def _slowed(speed: Speed, total: Replay, chip: Chip, achieved: Achieved) -> Spee
     """`speed` with the kernels slowed that ran beside a collective, on the SMs that it left them."""
     if speed.step_s is None or speed.seconds_by_limit is None or not chip.sm_count:
         return speed
-    beside_s = sum(seconds for (stream, _), seconds in total.hidden.items() if stream not in ("host", "copy"))
+    beside_s = sum(seconds for (stream, _), seconds in total.hidden.items() if stream not in ("host", "memory"))
     slowed_s = min(beside_s, speed.seconds_by_limit["math"]) * min(1.0, achieved.collective_sms / chip.sm_count)
     limits = {**speed.seconds_by_limit, "math": speed.seconds_by_limit["math"] + slowed_s}
     return dataclasses.replace(speed, step_s=speed.step_s + slowed_s, seconds_by_limit=limits)
@@ -140,7 +140,7 @@ class _Model:
         if instruction.opcode in ("send", "recv", "send-done", "recv-done"):
             return Cost(unknown=f"{instruction.name}: point-to-point transfers are not costed")
         if instruction.opcode.endswith("-done"):
-            return Cost(mode="finishes", awaits=instruction.operands[:1])
+            return Cost(awaits=instruction.operands[:1])
         return self.kernel(instruction, self.reader.work(instruction, computation))
 
     def kernel(self, instruction: Instruction, work: Work) -> Cost:
@@ -168,14 +168,14 @@ class _Model:
         if chip.host_link_bytes_per_s is None:
             return Cost(unknown=f"{chip.name}: no published rate of the host link")
         transfer = Transfer(stream="host", seconds=work.host_bytes / (chip.host_link_bytes_per_s * achieved.host),
-                            bytes=work.host_bytes, opcode=work.host_direction)
+                            bytes=work.host_bytes, opcode=work.host_direction, lane=work.host_direction)
         mode = "starts" if instruction.opcode.endswith("-start") else "waits"
         return Cost(seconds=math_s + achieved.launch_s, limit="math" if math_s else "none", flops=flops, transfers=(transfer,),
                     mode=mode)  # type: ignore[arg-type]
 
     def collective(self, instruction: Instruction, found: list[Collective]) -> Cost:
         if found[0].role == "done":
-            return Cost(mode="finishes", awaits=(found[0].key,))
+            return Cost(awaits=(found[0].key,))
         if found[0].role == "continue":
             return FREE
         transfers = []
@@ -188,7 +188,7 @@ class _Model:
             transfers.append(Transfer(stream=axes_of(collective.groups, self.axes), seconds=seconds, bytes=collective.sent_bytes,
                                       opcode=collective.opcode))
         waits = found[0].role == "whole" or '"is_sync":true' in instruction.raw_attributes
-        return Cost(seconds=self.achieved.launch_s, transfers=tuple(transfers), mode="waits" if waits else "starts")
+        return Cost(seconds=self.achieved.launch_s, transfers=tuple(transfers), mode="waits" if waits else "starts", key=found[0].key)
 
 
 # ---------------------------------------------------------------- collectives
@@ -264,7 +264,7 @@ def fill(batch: int, m: int, n: int, k: int, sm_count: int | None) -> float:
 
 def attention_cost(call: AttentionCall, chip: Chip, achieved: Achieved,
                    kind: AttentionKind | None = None) -> tuple[float | None, float]:
-    """(seconds, FLOPs) of one call, as if by kernel `kind` if given. Seconds are None where the chip's peak or clock is unknown."""
+    """(seconds, FLOPs) of one call, as if by kernel `kind` if given. Seconds: None where the chip's figures are unknown."""
     kind = kind or call.kind
     batch = max(1, call.queries // (call.seq * call.groups))
     costs = kernels.attention_kernels(kind, batch=batch, seq=call.seq, heads=call.groups, kv_heads=1, head_dim=call.head_dim,
