@@ -3,11 +3,26 @@
 Split: batch over `batch_axes`, heads over `head_axes`; the sequence is whole on every device. Kernels are opaque to the
     partitioner, so every implementation runs inside one `jax.shard_map` and sees only its own sequences and heads.
 Moves: nothing, as long as the projections around it leave batch and heads where they are.
-Costs: 4 x B x S x S x N x H FLOPs forward over the full square (the fused kernels skip the blocks above the diagonal), and twice
-    to two and a half times that backward. The fused kernels keep O(S) besides the inputs; `xla` keeps the S x S scores of all heads.
+Costs: 4 x B x S x S x N x H FLOPs forward over the full square (the fused kernels skip the blocks above the diagonal), 2 to 2.5
+    times that backward. The fused kernels keep O(S) besides the inputs; `xla` keeps the S x S scores of all heads.
 Use: `splash` on TPU, `triton` on NVIDIA, `xla` anywhere. Avoid: `xla` at long sequences.
 
-Shape letters: B batch, S sequence (queries), T sequence (keys), N query heads, K kv heads, G = N / K query heads a kv head, H head size.
+What compiles ahead of time for a GPU that is not there (jax 0.12.0.1, CUDA 13 plugin and pjrt alone; forward and backward of
+8 x 4096 x 32 heads x 8 kv heads x 128 bf16 with segment ids on data 4 x tensor 2 H100; inputs 48 MiB a device; 2 busy cores):
+
+    implementation                   temp MiB   compile s   what it lacks
+    Pallas-Triton `mha`                   128        2-5    sliding window, soft cap; also on A100 and B200
+    cuDNN, with its wheel                 128        3-18   soft cap; segment ids only as a [B, 1, S, S] bias (64 MiB of the 128)
+    cuDNN, without its wheel                -          -    "cuDNN not found"
+    XLA                                  5153        4-6    -
+    Pallas Mosaic-GPU (`attention_mgpu`)    -          -    causal backward ("not supported ... yet"), segment ids; not used
+    tokamax 0.0.17, triton or mosaic        -          -    asks the default backend: "Not supported on cpu"; its own choice falls
+                                                            back to XLA (6160 MiB); not used
+
+On TPU, 4 x 8192 with the same heads on v5e, v5p and v6e: splash takes 400-500 MiB at any block size (the f32 row sums, 128 lanes
+wide, are 256 MiB of it) and 9-26 s; blocks of 1024 fit the scoped VMEM of each, 2048 only v6e's; XLA at half the length 4128 MiB.
+
+Shape letters: B batch, S sequence (queries), T sequence (keys), N query heads, K kv heads, G = N / K, H head size.
 """
 
 import functools
@@ -31,32 +46,33 @@ LANES = 128  # a TPU vector register's width: splash blocks are multiples of it
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # finite, so that a fully masked block gives no inf - inf
 
 
-def choose(chip_kind: Literal["tpu", "gpu", "cpu"], *, seq: int, head_dim: int, heads: int, kv_heads: int, window: int | None = None,
-           softcap: float | None = None) -> Implementation:
+def choose(chip_kind: Literal["tpu", "gpu", "cpu"], *, seq: int, head_dim: int, heads: int, kv_heads: int,
+           window: int | None = None, softcap: float | None = None) -> Implementation:
     """The implementation a plan gets when it names none: the target's fused kernel, or `xla` where that one has problems.
 
     `cudnn` is never chosen: it compiles only where the cuDNN wheel is installed, so the choice would depend on the machine.
     """
     fused: dict[str, Implementation] = {"tpu": "splash", "gpu": "triton", "cpu": "xla"}
     wanted = fused[chip_kind]
-    problems = attention_problems(wanted, seq=seq, head_dim=head_dim, heads=heads, kv_heads=kv_heads, window=window, softcap=softcap)
+    problems = attention_problems(wanted, seq=seq, head_dim=head_dim, heads=heads, kv_heads=kv_heads, window=window,
+                                  softcap=softcap)
     return "xla" if problems else wanted
 
 
-def attention_problems(implementation: Implementation, *, seq: int, head_dim: int, heads: int, kv_heads: int, window: int | None = None,
-                       softcap: float | None = None) -> list[str]:
+def attention_problems(implementation: Implementation, *, seq: int, head_dim: int, heads: int, kv_heads: int,
+                       window: int | None = None, softcap: float | None = None) -> list[str]:
     """Every reason why `implementation` cannot attend over these shapes; empty when it can."""
     problems = []
     if heads % kv_heads:
         problems.append(f"heads({heads}) is not a multiple of kv_heads({kv_heads})")
     if implementation == "splash" and seq % LANES:
-        problems.append(f"attention=splash needs seq({seq}) to be a multiple of {LANES}; nearest {_nearest_multiples(seq, LANES)}")
+        problems.append(f"attention=splash needs seq({seq}) to be a multiple of {LANES}; nearest {_nearest(seq, LANES)}")
     if implementation == "triton":
         if seq % 128 and seq not in (16, 32, 64):
-            problems.append(f"attention=triton needs seq({seq}) to be a multiple of 128; nearest {_nearest_multiples(seq, 128)}")
+            problems.append(f"attention=triton needs seq({seq}) to be a multiple of 128; nearest {_nearest(seq, 128)}")
         if head_dim > 256 or head_dim < 16:
             problems.append(f"attention=triton keeps whole heads in shared memory: head_dim({head_dim}) must lie in 16..256")
-        if window is not None:
+        if window is not None and window < seq:
             problems.append("attention=triton has no sliding window; attention=xla has")
         if softcap is not None:
             problems.append("attention=triton has no logit soft cap; attention=xla has")
@@ -69,8 +85,8 @@ def attention_problems(implementation: Implementation, *, seq: int, head_dim: in
 
 
 def attention(implementation: Implementation, mesh: Mesh | AbstractMesh | None, batch_axes: tuple[str, ...] = (),
-              head_axes: tuple[str, ...] = (), *, window: int | None = None, softcap: float | None = None, block_size: int | None = None,
-              execution: Literal["compiled", "interpreted"] = "compiled") -> Attend:
+              head_axes: tuple[str, ...] = (), *, window: int | None = None, softcap: float | None = None,
+              block_size: int | None = None, execution: Literal["compiled", "interpreted"] = "compiled") -> Attend:
     """Builds `attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS) -> o_BSNH`: causal, inside documents, scaled by 1 / sqrt(H).
 
     A query sees the keys of its own document (equal segment id) at its own and earlier positions, of which the last `window`
@@ -130,8 +146,8 @@ def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, block_si
         splash_attention_mask.MultiHeadMask([causal] * heads),
         # The fused backward kernel would write one partial dq for every block of keys: S / block copies of q.
         block_sizes=splash_attention_kernel.BlockSizes(
-            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
-            block_q_dq=block, block_kv_dq=block),
+            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
+            block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block),
         attn_logits_soft_cap=softcap, residual_checkpoint_name=CONTEXT, interpret=execution == "interpreted")
     one_sequence = lambda q, k, v, ids: kernel(q, k, v, splash_attention_kernel.SegmentIds(ids, ids))  # noqa: E731
     o_BNSH = jax.vmap(one_sequence)(
@@ -140,7 +156,7 @@ def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, block_si
 
 
 def _triton(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, execution):
-    if window is not None or softcap is not None:
+    if window is not None and window < q_BSNH.shape[1] or softcap is not None:
         raise ValueError("attention=triton has neither a sliding window nor a soft cap; use attention=xla")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # says: use tokamax
@@ -148,11 +164,13 @@ def _triton(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, executio
 
     batch, seq, heads, head_dim = q_BSNH.shape
     kv_heads = k_BSKH.shape[2]
-    blocks = kernels.BlockSizes(block_q=128, block_k=128 if head_dim <= 64 else 64, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32)
+    blocks = kernels.BlockSizes(block_q=128, block_k=128 if head_dim <= 64 else 64, block_q_dkv=32, block_kv_dkv=32,
+                                block_q_dq=32, block_kv_dq=32)
     equal_heads = lambda q: kernels.mha(  # noqa: E731
         q, k_BSKH, v_BSKH, segment_ids_BS, sm_scale=head_dim ** -0.5, causal=True, block_sizes=blocks,
         interpret=execution == "interpreted")
-    # The kernel wants as many query as kv heads: mapping it over the query heads of a group reads k and v G times, and copies neither.
+    # The kernel wants as many query as kv heads: mapped over the query heads of a group it reads k and v G times, but copies
+    # neither. It returns one dk and dv a query head, which are summed after it.
     q_BSKGH = q_BSNH.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     o_BSKGH = jax.vmap(equal_heads, in_axes=3, out_axes=3)(q_BSKGH)
     return checkpoint_name(o_BSKGH.reshape(q_BSNH.shape), CONTEXT)
@@ -189,6 +207,6 @@ def _mask(segment_ids_BS: jax.Array, window: int | None) -> jax.Array:
     return seen_ST[None] & (segment_ids_BS[:, :, None] == segment_ids_BS[:, None, :])
 
 
-def _nearest_multiples(value: int, of: int) -> str:
+def _nearest(value: int, of: int) -> str:
     below = value // of * of
     return f"{below} and {below + of}" if below else f"{of}"
