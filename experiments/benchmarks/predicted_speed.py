@@ -74,8 +74,9 @@ def load(figures: dict, folder: pathlib.Path = FIXTURES) -> Row:
     workload, topology = Workload.parse(**figures["workload"]), parse_topology(figures["topology"])
     stored = json.loads((folder / f"{figures['name']}.json").read_text())
     text = gzip.decompress((folder / f"{figures['name']}.hlo.txt.gz").read_bytes()).decode()
-    return Row(name=figures["name"], workload=workload, topology=topology, plan=Plan.parse(figures["plan"], devices=topology.devices),
-               published_s=published_seconds(workload, topology, figures), source=figures["source"], module=parse(text), **stored)
+    plan = Plan.parse(figures["plan"], devices=topology.devices)
+    return Row(name=figures["name"], workload=workload, topology=topology, plan=plan, module=parse(text),
+               published_s=published_seconds(workload, topology, figures), source=figures["source"], **stored)
 
 
 def published(only: str | None = None) -> list[dict]:
@@ -101,8 +102,7 @@ def trim(text: str) -> str:
 def store(figures: dict, result: dict, text: str, folder: pathlib.Path = FIXTURES) -> None:
     """Writes NAME.hlo.txt.gz and NAME.json; the time stamp is left out so that the same program gives the same bytes."""
     trimmed = trim(text)
-    workload, topology = Workload.parse(**figures["workload"]), parse_topology(figures["topology"])
-    del workload
+    topology = parse_topology(figures["topology"])
     whole, short = (speed_tpu.predict(parse(one), topology, result["mesh"]).step_s for one in (text, trimmed))
     if whole != short:
         raise ValueError(f"{figures['name']}: trimming changed the prediction from {whole} to {short}")
@@ -118,8 +118,8 @@ def compile_row(figures: dict) -> tuple[dict, str]:
     from jaxmem.targets.flags import flags_for
     workload, topology = Workload.parse(**figures["workload"]), parse_topology(figures["topology"])
     plan = Plan.parse(figures["plan"], devices=topology.devices)
-    request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=("train",), topology=topology,
-                      flags=flags_for(plan.flags, topology))
+    request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=("train",),
+                      topology=topology, flags=flags_for(plan.flags, topology))
     artifact = compile_programs(request, progress=lambda line: print(line, file=sys.stderr, flush=True))["train"]
     text = artifact.text("hlo")
     if text is None:
@@ -130,7 +130,7 @@ def compile_row(figures: dict) -> tuple[dict, str]:
 # --- fitting
 
 def fit(rows: Sequence[Row], start: Calibration = TPU) -> Calibration:
-    """The constants inside their physical ranges with the least sum of squared log ratios; each is searched in turn, six rounds."""
+    """The constants inside their physical ranges with the least sum of squared log ratios, each searched in turn."""
     def loss(constants: Calibration) -> float:
         return sum(math.log1p(row.error(constants)) ** 2 for row in rows)
     best = start

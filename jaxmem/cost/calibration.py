@@ -23,7 +23,7 @@ class Calibration:
 
 CONSTANTS = {
     "cycles": Constant(low=0.5, high=1.5, meaning="cycles taken over cycles estimated by the compiler"),
-    "kernel_efficiency": Constant(low=0.0, high=1.0, meaning="speed of an attention kernel over that of its slowest unit at full rate"),
+    "kernel_efficiency": Constant(low=0.0, high=1.0, meaning="rate of an attention kernel over its slowest unit's full rate"),
     "link_efficiency": Constant(low=0.0, high=1.0, meaning="bandwidth that collectives reach over that of the links"),
 }
 TPU = Calibration()

@@ -1,12 +1,13 @@
 """Collectives of a compiled program: what they move, between which devices, along which axes of the mesh.
 
 Split: a group of n devices works together; groups follow from the text and become mesh axes by where the ids lie in the mesh.
-Moves: bytes that one device sends, by the textbook rings: all-gather and reduce-scatter (n-1)/n S, all-reduce 2 (n-1)/n S,
-    all-to-all (n-1)/n S, permute S; S is the whole array: an all-gather's result, a reduce-scatter's operand.
+Moves: bytes that one device sends, by the closed forms of `cost/collectives.py` for the whole array: an all-gather's result, a
+    reduce-scatter's operand.
 Costs: seconds are the chip's matter (`speed_tpu.py`, `speed_gpu.py`).
-Use: traffic tables, speed. Avoid: for text before partitioning, which has no collectives.
+Use: traffic tables, speed. Avoid: text before partitioning, which has no collectives.
 
-The text hides collectives in fusions (TPU: `all-reduce-scatter`, asynchronous chains) and in asynchronous wrappers; both are looked into.
+The text hides collectives in fusions (TPU: `all-reduce-scatter`, asynchronous chains) and in asynchronous wrappers; both are
+looked into.
 """
 import re
 from collections import defaultdict
@@ -16,18 +17,23 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxmem.cost.collectives import bytes_sent
 from jaxmem.hlo.parse import Computation, Instruction, Module, Shape, trip_count
 
-OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast")
+# Opcode -> the closed form that it moves bytes like.
+OPCODES = {"all-gather": "all-gather", "all-reduce": "all-reduce", "reduce-scatter": "reduce-scatter", "all-to-all": "all-to-all",
+           "ragged-all-to-all": "all-to-all", "collective-permute": "collective-permute",
+           "collective-broadcast": "collective-permute"}
 Role = Literal["whole", "start", "continue", "done"]
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of the text. `groups` hold partition ids (of a permute: source and target pairs); None: the text's form is not known.
+    """One collective of the text.
 
-    `whole_bytes`: S above. `key` is shared by the instructions of one asynchronous chain.
+    `groups` hold partition ids (of a permute: source and target pairs); None: the text has them in a form that is not known.
+    `whole_bytes`: of the whole array. `key` is shared by the instructions of one asynchronous chain.
     """
     opcode: str
     instruction: Instruction
@@ -50,30 +56,29 @@ def sent_bytes(opcode: str, whole_bytes: float, size: int) -> float:
     """Bytes that each of `size` devices sends for an array of `whole_bytes`."""
     if size <= 1:
         return 0.0
-    share = (size - 1) / size
-    return whole_bytes * {"all-reduce": 2 * share, "collective-permute": 1.0, "collective-broadcast": 1.0}.get(opcode, share)
+    return bytes_sent(OPCODES[opcode], whole_bytes, size)  # type: ignore[arg-type]
 
 
 def collectives_of(module: Module, instruction: Instruction) -> list[Collective]:
-    """The collectives that `instruction` runs, starts, goes on with or waits for; of a loop or a call none, as those are schedules of their own."""
+    """The collectives that `instruction` runs, starts, goes on with or waits for; none of a loop or a call, which are schedules of
+    their own."""
     opcode = instruction.opcode
     base = re.sub(r"-(start|done)$", "", opcode)
     if base in OPCODES:
         if opcode.endswith("-done"):
-            return [Collective(opcode=base, instruction=instruction, groups=None, whole_bytes=0.0, role="done", key=instruction.operands[0])]
+            return [_later(base, instruction, "done")]
         role: Role = "start" if opcode.endswith("-start") else "whole"
         return [_read(module, instruction, base, role, instruction.name)]
     if opcode in ("async-start", "async-done", "async-update"):
         if opcode != "async-start":
-            return [Collective(opcode="", instruction=instruction, groups=None, whole_bytes=0.0, role="done" if opcode == "async-done" else "continue",
-                               key=instruction.operands[0])]
+            return [_later("", instruction, "done" if opcode == "async-done" else "continue")]
         return [_read(module, inner, kind, "start", instruction.name) for kind, inner in _inside(module, instruction)]
     if opcode != "fusion":
         return []
     found = _inside(module, instruction)
     if not found:
         return []
-    targets = {inner.custom_call_target for inner in _computation(module, instruction).instructions if inner.opcode == "custom-call"}
+    targets = {inner.custom_call_target for inner in _computation(module, instruction).instructions}
     role = "start" if "AsyncCollectiveStart" in targets else "done" if "AsyncCollectiveDone" in targets else "whole"
     out = []
     for kind, inner in found:
@@ -81,6 +86,12 @@ def collectives_of(module: Module, instruction: Instruction) -> list[Collective]
         inner_role: Role = "continue" if role == "whole" and chained else role
         out.append(_read(module, inner, kind, inner_role, f"chain {chained.group(1)}" if chained else instruction.name))
     return out
+
+
+def _later(opcode: str, instruction: Instruction, role: Role) -> Collective:
+    """What a `start` began goes on or ends."""
+    return Collective(opcode=opcode, instruction=instruction, groups=None, whole_bytes=0.0, role=role,
+                      key=instruction.operands[0])
 
 
 def _computation(module: Module, instruction: Instruction) -> Computation:
@@ -108,7 +119,7 @@ def _read(module: Module, instruction: Instruction, opcode: str, role: Role, key
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start" and shape.elements:
         shape = shape.elements[1]
     whole = float(_data_bytes(shape))
-    if instruction.opcode == "reduce-scatter":  # of `all-reduce-scatter` fusions the all-reduce inside has the whole array already
+    if instruction.opcode == "reduce-scatter":  # inside `all-reduce-scatter` fusions, the all-reduce has the whole array already
         whole *= size
     return Collective(opcode=opcode, instruction=instruction, groups=groups, whole_bytes=whole, role=role, key=key)
 
@@ -173,8 +184,11 @@ def axes_of(groups: Groups, axes: Mapping[str, int]) -> str:
 
 
 def collectives(module: Module, mesh: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Traffic of one step: `[{axis, opcode, count, bytes, group_size, exposed_s: None}]`; count and bytes (those one device sends) are times trip
-    counts, and None where a trip count is unknown. `speed.predict` says how many seconds of it are exposed."""
+    """Traffic of one step: `[{axis, opcode, count, bytes, group_size, exposed_s: None}]`.
+
+    Count and bytes (those one device sends) are times trip counts, and None where a trip count is unknown. `speed.predict` says
+    how many seconds of it are exposed.
+    """
     axes = dict((mesh or {}).get("axes") or {})
     totals: dict[tuple[str, str, int], list[float | None]] = defaultdict(lambda: [0, 0.0])
 

@@ -1,12 +1,12 @@
 """Attention kernels in a compiled TPU program: which, with what shapes and blocks, and so what work.
 
-A Pallas kernel is opaque to the compiler, which gives no estimate of it. Its call carries the kernel's name, its operands' shapes and
-(splash attention) its block sizes.
+A Pallas kernel is opaque to the compiler, which gives no estimate of it. Its call carries the kernel's name, its operands' shapes
+and (splash attention) its block sizes.
 """
 import json
 import re
 
-from jaxmem.cost.kernels import KernelCost, attention_kernels
+from jaxmem.cost.kernels import Kernel, KernelCost, attention_kernels
 from jaxmem.hlo.parse import Computation, Instruction
 
 _PASSES = {"fwd": "forward", "dkv": "dkv", "dq": "dq"}
@@ -16,8 +16,8 @@ _BLOCKS = {"forward": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq
 def attention_work(computation: Computation, instruction: Instruction) -> KernelCost | None:
     """Work of a splash attention call on one device, mapped over its batch; None for any other custom call.
 
-    Operands that matter: q [B, N, S, H] is the first of four dims (three without a batch), k the second. The mask's table of blocks,
-    [heads or 1, query blocks, steps], says how many blocks of keys a query block visits at most, and so the window.
+    Of the operands, q [B, N, S, H] is the first with four dims (three without a batch) and k the second. The mask's table of
+    blocks, [heads or 1, query blocks, steps], says how many blocks of keys a query block visits at most, and so the window.
     """
     name = re.search(r"splash_m[hq]a_(fwd|dkv|dq)", instruction.name + " " + (instruction.op_name or ""))
     if instruction.custom_call_target != "tpu_custom_call" or name is None:
@@ -33,11 +33,11 @@ def attention_work(computation: Computation, instruction: Instruction) -> Kernel
     which = _PASSES[name.group(1)]
     blocks = _block_sizes(instruction)
     block_q, block_kv = (blocks.get(key, 512) for key in _BLOCKS[which])
-    kernel = "splash_fused" if which == "dkv" and blocks.get("use_fused_bwd_kernel") else "splash"
-    tables = [shape for shape in operands if shape.dtype in ("s8", "s32") and len(shape.dims) == 3 and shape.dims[0] in (1, heads)]
-    steps = min((shape.dims[2] if which != "dkv" else shape.dims[1] for shape in tables if shape.dtype == "s8"), default=0)
-    visited = -(-seq // (block_kv if which != "dkv" else block_q))
-    window = (steps - 1) * (block_kv if which != "dkv" else block_q) if 1 < steps < visited else None
+    kernel: Kernel = "splash_fused" if which == "dkv" and blocks.get("use_fused_bwd_kernel") else "splash"
+    tables = [shape for shape in operands if shape.dtype == "s8" and len(shape.dims) == 3 and shape.dims[0] in (1, heads)]
+    inner, block = (1, block_q) if which == "dkv" else (2, block_kv)  # dkv goes over query blocks for every block of keys
+    steps = min((shape.dims[inner] for shape in tables), default=0)
+    window = (steps - 1) * block if 1 < steps < -(-seq // block) else None
     costs = attention_kernels(kernel, batch=batch, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window,
                               block_q=block_q, block_kv=block_kv, itemsize=q.element_bits // 8)
     return costs["backward" if kernel == "splash_fused" else which]

@@ -1,8 +1,8 @@
 """What each instruction of a TPU program costs.
 
 Compute: the compiler's own estimate in cycles over the clock; attention kernels from their shapes; what has neither, a roofline.
-Collectives: bytes over the links of the torus that the group spans (`torus.py`). Copies between HBM and on-chip memory run on HBM's
-bandwidth beside the computation, copies to and from the host on the host's link.
+Collectives: bytes over the links of the torus that the group spans (`torus.py`). Copies between HBM and on-chip memory run beside
+the computation at HBM's bandwidth, copies to and from the host on the host's link.
 """
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from jaxmem.cost.collectives import seconds
 from jaxmem.cost.kernels import kernel_time
 from jaxmem.hardware import Topology
 from jaxmem.hlo import torus
-from jaxmem.hlo.collectives import Collective, axes_of, collectives_of
+from jaxmem.hlo.collectives import OPCODES, Collective, axes_of, collectives_of
 from jaxmem.hlo.kernel_calls import attention_work
 from jaxmem.hlo.parse import HOST, Computation, Instruction, Module, Shape
 from jaxmem.hlo.speed import FREE, Cost, Speed, Transfer, replay, speed_of
@@ -116,13 +116,13 @@ class _Model:
                     unknown=f"the device groups of {unread} are in a form that is not understood" if unread else None)
 
     def transfer(self, one: Collective) -> Transfer:
-        groups = one.groups or ()
+        groups, efficiency = one.groups or (), self.constants.link_efficiency
         axis = axes_of(groups, self.axes) if groups else "devices"
         if one.size < 2 or self.places is None:
             return Transfer(stream=axis, seconds=0.0, bytes=one.sent_bytes, opcode=one.opcode)
         if one.opcode == "collective-permute":
-            time, lane = torus.permute_seconds(one.whole_bytes, groups, self.places, self.topology, self.constants.link_efficiency)
+            time, lane = torus.permute_seconds(one.whole_bytes, groups, self.places, self.topology, efficiency)
             return Transfer(stream=axis, lane=lane, seconds=time, bytes=one.sent_bytes, opcode=one.opcode)
-        route = torus.route_of(groups[0], self.places, self.topology, self.constants.link_efficiency)
-        time = seconds(one.opcode, one.whole_bytes, route)  # type: ignore[arg-type]
-        return Transfer(stream=axis, seconds=time or 0.0, bytes=one.sent_bytes, opcode=one.opcode)
+        route = torus.route_of(groups[0], self.places, self.topology, efficiency)
+        time = seconds(OPCODES[one.opcode], one.whole_bytes, route) or 0.0  # type: ignore[arg-type]
+        return Transfer(stream=axis, seconds=time, bytes=one.sent_bytes, opcode=one.opcode)

@@ -1,7 +1,7 @@
 """Where the devices of a collective sit on the TPU torus, and so over which links it runs.
 
-Split: the group's coordinates, as the compiler was given them, become rings or lines along the dims of the torus; what differs in the
-    slice crosses the network between slices, after the part inside.
+Split: the group's coordinates, as the compiler was given them, become rings or lines along the dims of the torus; what differs in
+    the slice crosses the network between slices, after the part inside.
 Moves: see `cost/collectives.py`, which has the closed forms.
 Costs: bytes over all links of the group at once; `link_efficiency` of their bandwidth is reached.
 Use: compiled TPU programs. Avoid: a plan that is not compiled; `cost.collectives.route` lays out its mesh.
@@ -54,8 +54,8 @@ def permute_seconds(size_bytes: float, pairs: Sequence[Sequence[int]], places: S
         for dim, size in enumerate(topology.shape):
             step = places[target][dim] - places[source][dim]
             if topology.wrap[dim] and abs(step) > size / 2:
-                step -= math.copysign(size, step)
-            hops, sign = hops + abs(int(step)), sign + int(step)
+                step -= size if step > 0 else -size
+            hops, sign = hops + abs(step), sign + step
         if hops > longest:
             longest, direction = hops, "+" if sign >= 0 else "-"
     if crosses and chip.network:

@@ -1,19 +1,20 @@
 """FLOPs and HBM bytes of the instructions of optimized HLO, from shapes.
 
-A multiply and an add are two FLOPs; only `dot` and `convolution` count, as element-wise work never bounds the matrix units. A TPU writes a
-matmul as a convolution, with window and padding for its batch dims: taps that fall into padding are not counted.
+A multiply and an add are two FLOPs; only `dot` and `convolution` count, as element-wise work never bounds the matrix units. A TPU
+writes a matmul as a convolution, with window and padding for its batch dims: taps that fall into padding are not counted.
 """
 import math
 import re
 
 from jaxmem.hlo.parse import HBM, Computation, Instruction, Module, Shape, trip_count
 
-NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "partition-id",
-           "replica-id", "iota", "add-dependency", "opt-barrier")
+NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+           "partition-id", "replica-id", "iota", "add-dependency", "opt-barrier")
 
 
 def hlo_flops(module: Module, computation: Computation | None = None) -> float | None:
-    """Matmul FLOPs of one run of the program (of one device), loop bodies times their trip counts; None where a trip count is unknown."""
+    """Matmul FLOPs of one run of the program on one device, loop bodies times their trip counts; of a conditional, the largest
+    branch. None where a trip count is unknown."""
     total = 0.0
     for instruction in (computation or module.entry).instructions:
         if instruction.opcode == "while":
@@ -24,19 +25,22 @@ def hlo_flops(module: Module, computation: Computation | None = None) -> float |
                 return None
             total += (times or 0) * body
         elif instruction.opcode == "conditional":
-            names = [name for role in ("true_computation", "false_computation", "branch_computations") for name in instruction.called.get(role, ())]
-            branches = [hlo_flops(module, module.computations[name]) for name in names]
+            branches = [hlo_flops(module, called) for called in _called(module, instruction)]
             if None in branches:
                 return None
-            total += max(branches, default=0.0)  # type: ignore[type-var]
+            total += max((branch for branch in branches if branch is not None), default=0.0)
         elif instruction.opcode == "call":
-            inner = [hlo_flops(module, module.computations[name]) for names in instruction.called.values() for name in names]
+            inner = [hlo_flops(module, called) for called in _called(module, instruction)]
             if None in inner:
                 return None
-            total += sum(inner)  # type: ignore[arg-type]
+            total += sum(branch for branch in inner if branch is not None)
         else:
             total += instruction_flops(module, computation or module.entry, instruction)
     return total
+
+
+def _called(module: Module, instruction: Instruction) -> list[Computation]:
+    return [module.computations[name] for names in instruction.called.values() for name in names]
 
 
 def instruction_flops(module: Module, computation: Computation, instruction: Instruction) -> float:
@@ -48,8 +52,8 @@ def instruction_flops(module: Module, computation: Computation, instruction: Ins
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
     if instruction.opcode in ("fusion", "async-start"):
-        return sum(instruction_flops(module, module.computations[name], inner) for names in instruction.called.values() for name in names
-                   for inner in module.computations[name].instructions)
+        return sum(instruction_flops(module, called, inner) for called in _called(module, instruction)
+                   for inner in called.instructions)
     return 0.0
 
 
@@ -68,10 +72,11 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> fl
 
     for position, character in enumerate(sorted(spatial)):
         low = of("pad", position, 0)[0]
-        stride, input_gap, kernel_gap = of("stride", position, 1)[0], of("lhs_dilate", position, 1)[0], of("rhs_dilate", position, 1)[0]
+        stride, input_gap, kernel_gap = (of(name, position, 1)[0] for name in ("stride", "lhs_dilate", "rhs_dilate"))
         taps *= _valid_taps(inputs=lhs.dims[left.index(character)], outputs=instruction.shape.dims[out.index(character)],
-                            kernel=rhs.dims[right.index(character)], stride=stride, low=low, input_gap=input_gap, kernel_gap=kernel_gap)
-    # taps already runs over every output position
+                            kernel=rhs.dims[right.index(character)], stride=stride, low=low, input_gap=input_gap,
+                            kernel_gap=kernel_gap)
+    # the taps already count every output position
     rest_of_output = math.prod(size for size, label in zip(instruction.shape.dims, out, strict=True) if not label.isdigit())
     return 2.0 * taps * rest_of_output * rhs.dims[right.index("i")] / groups
 
@@ -92,8 +97,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """Bytes that an instruction reads from and writes to HBM: operands and results outside VMEM. Of an operand that is only sliced, the slices;
-    of one that is updated in place, the update."""
+    """Bytes that an instruction reads from and writes to HBM: operands and results outside VMEM. Of an operand that is only
+    sliced, the slices; of one that is updated in place, the update."""
     if instruction.opcode in NO_WORK:
         return 0.0
     operands = [computation.by_name[name].shape for name in instruction.operands]
