@@ -52,13 +52,13 @@ def _value(hint: object, text: str, where: str) -> object:
         if kind in (int, float):
             try:
                 number = kind(text)  # type: ignore[operator]
-                if not math.isfinite(number):  # float() reads "nan" and "inf", which are no sizes, rates or factors
-                    raise ValueError
-                return number
             except ValueError:
                 if len([k for k in kinds if k is not types.NoneType]) == 1:
                     raise InputError(f"{where}={text}: expected {'a whole number' if kind is int else 'a number'}") from None
                 continue
+            if not math.isfinite(number):  # float() reads "nan" and "inf", which are no sizes, rates or factors
+                raise InputError(f"{where}={text}: expected a finite number")
+            return number
         if typing.get_origin(kind) is tuple:
             return tuple(filter(None, text.split("+")))
         if kind is str:

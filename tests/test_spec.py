@@ -60,7 +60,7 @@ def test_mistakes_are_named_with_what_would_work(text, message):
 
 @pytest.mark.parametrize("text", ["sugar_kg=nan", "sugar_kg=inf", "sugar_kg=-inf"])
 def test_numbers_are_finite(text):
-    with pytest.raises(InputError, match="expected a number"):
+    with pytest.raises(InputError, match="expected a finite number"):
         spec.parse(Cake, text, what="cake")
 
 
