@@ -25,6 +25,8 @@ from jaxmem.hlo.kernel_work import AttentionCall, AttentionKind, Matmul, Work, W
 from jaxmem.hlo.parse import Computation, Instruction, Module
 from jaxmem.hlo.speed import FREE, Cost, Limit, Replay, Speed, Transfer, replay, speed_of
 
+End = Literal["typical", "pessimistic", "optimistic"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
@@ -88,7 +90,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)  # parts of k worked on at once and summed afterwa
 PROLOGUE_K = 128               # loads before a tile's first product and stores after its last, as so much more of k
 
 
-def achieved_by(chip: Chip, end: Literal["typical", "pessimistic", "optimistic"] = "typical") -> Achieved:
+def achieved_by(chip: Chip, end: End = "typical") -> Achieved:
     """What `chip` achieves, or the end of every range at once. A MIG slice achieves what its GPU does."""
     typical = Achieved(math=MATH.get(chip.parent or chip.name, Achieved.math))
     if end == "typical":
@@ -188,7 +190,8 @@ class _Model:
             transfers.append(Transfer(stream=axes_of(collective.groups, self.axes), seconds=seconds, bytes=collective.sent_bytes,
                                       opcode=collective.opcode))
         waits = found[0].role == "whole" or '"is_sync":true' in instruction.raw_attributes
-        return Cost(seconds=self.achieved.launch_s, transfers=tuple(transfers), mode="waits" if waits else "starts", key=found[0].key)
+        return Cost(seconds=self.achieved.launch_s, transfers=tuple(transfers), mode="waits" if waits else "starts",
+                    key=found[0].key)
 
 
 # ---------------------------------------------------------------- collectives
