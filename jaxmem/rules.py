@@ -35,6 +35,8 @@ def partition(dims: tuple[str | None, ...], shape: tuple[int, ...], table: Table
     A dim that its axes do not divide gives up axes from the right. The state-splitting axes (those of `embed`) that found no place
     go to the largest other dim that they divide, except `layers`: slicing one layer out of a split stack would move all of it.
     """
+    if len([d for d in dims if d != "layers"]) <= 1:  # vectors are whole: splitting a norm saves nothing and costs a gather a layer
+        table = {dim: axes for dim, axes in table.items() if dim != "embed"}
     used: set[str] = set()
     out: list[tuple[str, ...]] = []
     for dim, size in zip(dims, shape, strict=True):

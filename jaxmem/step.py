@@ -129,7 +129,8 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
     def loss_sum(params, batch, ops):
         model = nnx.merge(graph, pure_to_state(variables, params))
         hidden = model.hidden(batch["tokens"], batch["positions"], batch["segment_ids"], ops, compute)
-        weights = dims_module.constrain(model.head_weights(compute), None, "vocab_logits")
+        with jax.named_scope("head"):
+            weights = dims_module.constrain(model.head_weights(compute), None, "vocab_logits")
         return head_loss(hidden, weights, batch["targets"], softcap=c.final_softcap, chunks=plan.loss_chunks)
 
     def count(batch):
@@ -224,6 +225,7 @@ def activation_layout(plan: Plan, workload: Workload, mesh: Mesh) -> dims_module
     """`constrain_with(x, dims)` by the plan's table. Logits are split over the vocabulary, or over the sequence where the
     vocabulary does not divide, so that they are never replicated over `tensor`."""
     table: Table = rules(plan, "activations")
+    table |= {"embed_state": rules(plan, "params").get("embed", ())}
     divides = workload.model.vocab % plan.tensor == 0
     table |= {"vocab_logits": ("tensor",)} if divides else {"seq_logits": ("tensor",)}
 

@@ -62,8 +62,9 @@ class Decoder(nnx.Module):
         """Final hidden states [B, S, D] in `compute`."""
         c = self.config
         with jax.named_scope("embed"):
-            # split over vocab only: looked up rows are batch-split, so the embed dim cannot stay split over the same axes
-            table_VD = constrain(self.embed[...].astype(compute), "vocab", None)
+            # gathered after the cast, so in `compute`; looked up rows are batch-split, so embed cannot stay split over the same axes
+            table_VD = constrain(self.embed[...].astype(compute), "vocab", "embed_state")
+            table_VD = constrain(table_VD, "vocab", None)
             x_BSD = constrain(table_VD[tokens_BS], "batch", "seq_residual", "embed")
             if c.embed_scale:
                 x_BSD = x_BSD * jnp.asarray(c.embed ** 0.5, compute)
@@ -93,4 +94,6 @@ class Decoder(nnx.Module):
     def head_weights(self, compute: jnp.dtype) -> jax.Array:
         """[D, V] in `compute`."""
         with jax.named_scope("head"):
-            return self.embed[...].astype(compute).T if self.config.tied else self.head[...].astype(compute)
+            if self.config.tied:
+                return constrain(self.embed[...].astype(compute), "vocab", "embed_state").T
+            return constrain(self.head[...].astype(compute), "embed_state", "vocab")

@@ -25,6 +25,11 @@ def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], dims: tuple[str, ...], *, 
     return nnx.Param((jax.random.normal(rngs.params(), shape, jnp.float32) * scale).astype(dtype), dims=dims)
 
 
+def last_dim(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """`vector` (one or more trailing dims) with leading dims of size 1, so that it broadcasts over `x`."""
+    return vector.reshape((1,) * (x.ndim - vector.ndim) + vector.shape)
+
+
 class Norm(nnx.Module):
     """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dim, in f32; `offset` one stores the scale minus one (Gemma)."""
 
@@ -40,9 +45,9 @@ class Norm(nnx.Module):
             y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32)
-        y = y * (scale + 1 if self.offset == "one" else scale)
+        y = y * last_dim(scale + 1 if self.offset == "one" else scale, y)
         if self.kind == "layer":
-            y = y + self.bias[...].astype(jnp.float32)
+            y = y + last_dim(self.bias[...].astype(jnp.float32), y)
         return y.astype(x.dtype)
 
 
@@ -65,7 +70,7 @@ def rotary_table(config: DecoderConfig, positions_BS: jax.Array, *, local: bool 
     """(sin, cos), each [B, S, 1, H/2] in f32."""
     theta = config.rope_local_theta if local and config.rope_local_theta else config.rope_theta
     frequencies = rope_frequencies(config, theta, scaled=not local)
-    angles = positions_BS[:, :, None, None].astype(jnp.float32) * frequencies
+    angles = positions_BS[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
     return jnp.sin(angles), jnp.cos(angles)
 
 
@@ -101,9 +106,9 @@ class Attention(nnx.Module):
         k = jnp.einsum("bsd,dkh->bskh", x_BSD, self.key[...].astype(dtype))
         v = jnp.einsum("bsd,dkh->bskh", x_BSD, self.value[...].astype(dtype))
         if c.bias != "none":
-            q = q + self.query_bias[...].astype(dtype)
-            k = k + self.key_bias[...].astype(dtype)
-            v = v + self.value_bias[...].astype(dtype)
+            q = q + last_dim(self.query_bias[...].astype(dtype), q)
+            k = k + last_dim(self.key_bias[...].astype(dtype), k)
+            v = v + last_dim(self.value_bias[...].astype(dtype), v)
         if c.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         if table is not None:
@@ -116,7 +121,7 @@ class Attention(nnx.Module):
         o = constrain(checkpoint_name(attend(q, k, v, segment_ids_BS), "context"), "batch", "seq", "heads", "head_dim")
         y = jnp.einsum("bsnh,nhd->bsd", o, self.out[...].astype(dtype))
         if c.bias == "all":
-            y = y + self.out_bias[...].astype(dtype)
+            y = y + last_dim(self.out_bias[...].astype(dtype), y)
         return checkpoint_name(constrain(y, "batch", "seq_residual", "embed"), "out_proj")
 
 
@@ -139,17 +144,17 @@ class Mlp(nnx.Module):
         c, dtype = self.config, x_BSD.dtype
         up = jnp.einsum("bsd,df->bsf", x_BSD, self.up[...].astype(dtype))
         if c.bias == "all":
-            up = up + self.up_bias[...].astype(dtype)
+            up = up + last_dim(self.up_bias[...].astype(dtype), up)
         up = constrain(checkpoint_name(up, "mlp_up"), "batch", "seq", "mlp")
         if c.mlp_kind == "gated":
             gate = jnp.einsum("bsd,df->bsf", x_BSD, self.gate[...].astype(dtype))
             if c.bias == "all":
-                gate = gate + self.gate_bias[...].astype(dtype)
+                gate = gate + last_dim(self.gate_bias[...].astype(dtype), gate)
             gate = constrain(checkpoint_name(gate, "mlp_gate"), "batch", "seq", "mlp")
             hidden = ACTIVATIONS[c.activation](gate) * up
         else:
             hidden = ACTIVATIONS[c.activation](up)
         y = jnp.einsum("bsf,fd->bsd", hidden, self.down[...].astype(dtype))
         if c.bias == "all":
-            y = y + self.down_bias[...].astype(dtype)
+            y = y + last_dim(self.down_bias[...].astype(dtype), y)
         return checkpoint_name(constrain(y, "batch", "seq_residual", "embed"), "mlp_down")

@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from typing import Any
@@ -21,7 +22,19 @@ from jaxmem.spec import InputError
 SCHEMA = 1
 
 
+def die_with_parent() -> None:
+    """A command that was killed outright leaves no compiler running."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(request_path: str) -> None:
+    die_with_parent()
     request = json.loads(pathlib.Path(request_path).read_text())
     try:
         for name, program in build_programs(request):

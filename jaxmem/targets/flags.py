@@ -1,8 +1,8 @@
 """Named compiler flag sets of each chip: `flags=default|none|NAME` of a plan. They change the schedule, so they belong to every key.
 
 Sources: the v5e and v5p `maxtext` sets are those that MaxText publishes with its measured configurations
-(AI-Hypercomputer/maxtext at e591f30c, configs/tpu/{v5e,v5p}), less one that the current compiler refuses on v5p. GPU sets follow the
-JAX documentation's GPU performance tips.
+(AI-Hypercomputer/maxtext at e591f30c, configs/tpu/{v5e,v5p}), less one that the current compiler refuses on v5p. The GPU set
+is the one that MaxText's and JAX-Toolbox's GPU training scripts share, as far as this compiler accepts it.
 """
 
 from jaxmem import spec
@@ -21,7 +21,19 @@ _V5E = (*_ASYNC_COLLECTIVE_FUSION, "--xla_enable_async_all_gather=true")
 _V5P = (*_ASYNC_COLLECTIVE_FUSION, "--xla_tpu_megacore_fusion_allow_ags=false", "--xla_enable_async_collective_permute=true",
         "--xla_tpu_enable_ag_backward_pipelining=true")
 _V6E = ("--xla_tpu_scoped_vmem_limit_kib=98304",)
-_GPU = ("--xla_gpu_enable_latency_hiding_scheduler=true",)
+_GPU = (
+    "--xla_gpu_enable_latency_hiding_scheduler=true",
+    # without a device Triton's matmul tiles are not autotuned and absurd; library calls are what a large bf16 matmul gets on a real one
+    "--xla_gpu_enable_triton_gemm=false",
+    # a loop body cannot overlap its own first gather: these start the next layer's one iteration early
+    "--xla_gpu_enable_pipelined_all_gather=true",
+    "--xla_gpu_enable_pipelined_reduce_scatter=true",
+    "--xla_gpu_enable_pipelined_all_reduce=true",
+    "--xla_gpu_enable_while_loop_double_buffering=true",
+    "--xla_gpu_all_gather_combine_threshold_bytes=1073741824",
+    "--xla_gpu_reduce_scatter_combine_threshold_bytes=1073741824",
+    "--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
+)
 
 # aborts without it: a scalar all-reduce's Triton kernel cannot be built for a described GPU (jaxlib 0.12.0.1)
 GPU_REQUIRED = ("--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false",)
