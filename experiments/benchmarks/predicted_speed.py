@@ -24,7 +24,7 @@ from jaxmem.cost.calibration import CONSTANTS, TPU, Calibration
 from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.hardware import Topology, parse_topology
 from jaxmem.hlo import speed_tpu
-from jaxmem.hlo.parse import Module, parse
+from jaxmem.hlo.parse import parse
 from jaxmem.hlo.speed import Speed
 from jaxmem.plan import Plan
 from jaxmem.workload import Workload
@@ -47,13 +47,12 @@ class Row:
     topology: Topology
     published_s: float
     source: str
-    module: Module
-    mesh: dict
+    reader: speed_tpu.Reader
     backend: str
     versions: dict
 
     def predict(self, constants: Calibration) -> Speed:
-        return speed_tpu.predict(self.module, self.topology, self.mesh, constants)
+        return self.reader.speed(constants)
 
     def error(self, constants: Calibration) -> float:
         """Predicted over published, less one."""
@@ -75,8 +74,9 @@ def load(figures: dict, folder: pathlib.Path = FIXTURES) -> Row:
     stored = json.loads((folder / f"{figures['name']}.json").read_text())
     text = gzip.decompress((folder / f"{figures['name']}.hlo.txt.gz").read_bytes()).decode()
     plan = Plan.parse(figures["plan"], devices=topology.devices)
-    return Row(name=figures["name"], workload=workload, topology=topology, plan=plan, module=parse(text),
-               published_s=published_seconds(workload, topology, figures), source=figures["source"], **stored)
+    return Row(name=figures["name"], workload=workload, topology=topology, plan=plan, source=figures["source"],
+               published_s=published_seconds(workload, topology, figures), backend=stored["backend"], versions=stored["versions"],
+               reader=speed_tpu.Reader(parse(text), topology, stored["mesh"]))
 
 
 def published(only: str | None = None) -> list[dict]:
@@ -150,23 +150,77 @@ def leave_one_out(rows: Sequence[Row]) -> dict[str, float]:
 
 # --- output
 
-def table(rows: Sequence[Row], left_out: dict[str, float] | None) -> list[str]:
-    lines = ["| row | plan | published s (measure, MaxText) | predicted s (compile) | error | left out | MFU predicted | limits, s |",
+def table(rows: Sequence[Row], left_out: dict[str, float]) -> list[str]:
+    lines = ["| row | plan | published s | predicted s | error | left out | MFU | limits, s |",
              "|---|---|---|---|---|---|---|---|"]
     for row in rows:
         speed = row.predict(TPU)
         assert speed.step_s is not None and speed.seconds_by_limit is not None
-        limits = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in speed.seconds_by_limit.items() if value >= 0.005)
-        out = f"{left_out[row.name]:+.1%}" if left_out else "-"
-        rate = mfu(row.workload, row.topology, speed.step_s)
+        limits = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in speed.seconds_by_limit.items()
+                           if value >= 0.005)
         lines.append(f"| {row.name} | `{row.plan}` on `{row.topology}` | {row.published_s:.2f} | {speed.step_s:.2f} | "
-                     f"{row.error(TPU):+.1%} | {out} | {rate:.1%} | {limits} |")
+                     f"{row.error(TPU):+.1%} | {left_out[row.name]:+.1%} | "
+                     f"{mfu(row.workload, row.topology, speed.step_s):.1%} | {limits} |")
     return lines
 
 
 def summary(errors: Sequence[float]) -> str:
     sizes = [abs(error) for error in errors]
     return f"median {statistics.median(sizes):.1%}, worst {max(sizes):.1%} over {len(sizes)} rows"
+
+
+PAGE = """# Predicted speed
+
+Written by `python -m experiments.benchmarks.predicted_speed --docs=docs/speed.md`.
+
+* *published s* is a **measure** by MaxText's authors of MaxText's own programs.
+* *predicted s*, *MFU* and *limits* come from a **compile** of jaxmem's program of the same model, batch, mesh and recomputation
+  ({backends}), without running it. Nothing on this page was measured by jaxmem.
+* *left out*: the error when the constants are fitted on the other rows alone.
+
+## TPU: error over the published rows
+
+{table}
+
+With the constants below: {summary}. Left out: {left_out}.
+
+## Constants
+
+| constant | value | physical range | meaning |
+|---|---|---|---|
+{constants}
+
+They are global: no row, model or chip has one of its own. All other figures are from data sheets (`jaxmem/chips.py`).
+
+## How a TPU step is predicted
+
+1. The optimized HLO is a schedule. It is replayed instruction by instruction; a loop's body counts its trip count's times, a
+   conditional its slowest branch. An unknown trip count makes the step unknown.
+2. An instruction takes the compiler's `estimated_cycles` over the clock, and never less than its FLOPs at the peak. Without an
+   estimate it takes the larger of FLOPs at the peak and bytes at HBM's bandwidth.
+3. Attention kernels have no estimate. Their shapes and block sizes stand in the call; the slowest of matrix unit, vector unit,
+   exponential unit and HBM decides.
+4. A collective takes its bytes over all torus links that its group spans, by the devices' coordinates, plus a latency for each
+   hop; a group that spans slices crosses the network too. A host copy takes its bytes over the host's link.
+5. What a started collective or copy does not hide behind the computation until the instruction that waits for it is exposed.
+6. An operation is limited by math when its FLOPs at the peak take longer than its bytes at HBM's bandwidth, else by memory.
+
+Not in it: input pipelines, stragglers, checkpoints, HBM contention between copies and computation, throttling.
+
+## Sources of the published figures
+
+{sources}
+"""
+
+
+def page(rows: Sequence[Row], left_out: dict[str, float]) -> str:
+    """docs/speed.md."""
+    constants = "\n".join(f"| `{name}` | {getattr(TPU, name):g} | ({constant.low:g}, {constant.high:g}] | {constant.meaning} |"
+                          for name, constant in CONSTANTS.items())
+    backends = sorted({f"{row.backend}, jax {row.versions['jax']}, libtpu {row.versions['libtpu']}" for row in rows})
+    return PAGE.format(backends="; ".join(backends), table="\n".join(table(rows, left_out)), constants=constants,
+                       summary=summary([row.error(TPU) for row in rows]), left_out=summary(list(left_out.values())),
+                       sources="\n".join(f"* {row.name}: {row.source}" for row in rows))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -182,33 +236,11 @@ def main(argv: Sequence[str]) -> None:
         fitted = fit(rows)
         print("fitted:", fitted, "|", summary([row.error(fitted) for row in rows]))
     left_out = leave_one_out(rows)
-    lines = table(rows, left_out)
-    print("\n".join(lines))
+    print("\n".join(table(rows, left_out)))
     print("all rows:", summary([row.error(TPU) for row in rows]), "| left out:", summary(list(left_out.values())))
     if _DOCS.value:
         pathlib.Path(_DOCS.value).write_text(page(rows, left_out))
 
-
-def page(rows: Sequence[Row], left_out: dict[str, float]) -> str:
-    """docs/speed.md."""
-    constants = [f"| `{name}` | {getattr(TPU, name):g} | ({constant.low:g}, {constant.high:g}] | {constant.meaning} |"
-                 for name, constant in CONSTANTS.items()]
-    backends = sorted({f"{row.backend}, jax {row.versions['jax']}, libtpu {row.versions['libtpu']}" for row in rows})
-    return "\n".join([
-        "# Predicted speed", "",
-        "Written by `python -m experiments.benchmarks.predicted_speed --docs=docs/speed.md`. Published seconds are measurements by",
-        "MaxText's authors of MaxText's own programs; predictions are made from jaxmem's programs, compiled for the target",
-        f"({'; '.join(backends)}), without running them. Nothing here was measured by jaxmem.", "",
-        "## TPU: error over the published rows", "", *table(rows, left_out), "",
-        f"With the constants below: {summary([row.error(TPU) for row in rows])}. Leave-one-out (each row predicted with constants fitted on the",
-        f"others): {summary(list(left_out.values()))}.", "",
-        "## Constants", "", "| constant | value | physical range | meaning |", "|---|---|---|---|", *constants, "",
-        "They are global: no row, model or chip has one of its own. Everything else is from data sheets (`jaxmem/chips.py`).", "",
-        "## Sources of the published figures", "", *[f"* {row.name}: {row.source}" for row in rows], "",
-        *METHOD.read_text().splitlines()] if METHOD.exists() else []) + "\n"
-
-
-METHOD = pathlib.Path(__file__).with_name("predicted_speed.md")
 
 if __name__ == "__main__":
     app.run(main)

@@ -60,8 +60,8 @@ def sent_bytes(opcode: str, whole_bytes: float, size: int) -> float:
 
 
 def collectives_of(module: Module, instruction: Instruction) -> list[Collective]:
-    """The collectives that `instruction` runs, starts, goes on with or waits for; none of a loop or a call, which are schedules of
-    their own."""
+    """The collectives that `instruction` runs, starts, goes on with or waits for; none of a loop or a call, which are schedules
+    of their own."""
     opcode = instruction.opcode
     base = re.sub(r"-(start|done)$", "", opcode)
     if base in OPCODES:

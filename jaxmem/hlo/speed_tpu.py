@@ -4,125 +4,178 @@ Compute: the compiler's own estimate in cycles over the clock; attention kernels
 Collectives: bytes over the links of the torus that the group spans (`torus.py`). Copies between HBM and on-chip memory run beside
 the computation at HBM's bandwidth, copies to and from the host on the host's link.
 """
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from jaxmem.cost.calibration import TPU, Calibration
-from jaxmem.cost.collectives import seconds
-from jaxmem.cost.kernels import kernel_time
+from jaxmem.cost.collectives import Route, seconds
+from jaxmem.cost.kernels import KernelCost, kernel_time
 from jaxmem.hardware import Topology
 from jaxmem.hlo import torus
 from jaxmem.hlo.collectives import OPCODES, Collective, axes_of, collectives_of
 from jaxmem.hlo.kernel_calls import attention_work
 from jaxmem.hlo.parse import HOST, Computation, Instruction, Module, Shape
-from jaxmem.hlo.speed import FREE, Cost, Speed, Transfer, replay, speed_of
+from jaxmem.hlo.speed import FREE, Cost, Limit, Speed, Transfer, replay, speed_of
 from jaxmem.hlo.work import NO_WORK, hbm_bytes, instruction_flops
 
-UNKNOWN_CYCLES = 2**63 - 1
+UNKNOWN_CYCLES = 2**63 - 1  # what the compiler writes when it has no estimate
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-_COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+_ASYNC_COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 
 
 def predict(module: Module, topology: Topology, mesh: Mapping[str, Any] | None, constants: Calibration = TPU) -> Speed:
     """See `speed.predict`."""
-    model = _Model(module, topology, mesh or {}, constants)
-    return speed_of(replay(module, model.cost))
+    return Reader(module, topology, mesh).speed(constants)
 
 
-class _Model:
-    """Costs of one program's instructions; holds what they have in common."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Work of the compute stream: `cycles` by the compiler's estimate, None without one."""
+    flops: float
+    hbm_bytes: float
+    cycles: int | None
+    kernel: KernelCost | None = None
 
-    def __init__(self, module: Module, topology: Topology, mesh: Mapping[str, Any], constants: Calibration):
-        self.module, self.topology, self.chip, self.constants = module, topology, topology.chip, constants
-        self.axes: dict[str, int] = dict(mesh.get("axes") or {})
-        self.places: list[list[int]] | None = mesh.get("places")
-        self.peak = self.chip.peak_flops["bf16"]
 
-    def cost(self, instruction: Instruction, computation: Computation) -> Cost:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+    """One transfer before it has seconds: over the torus (`route`, or `pairs` of a permute) or over another stream at `rate`."""
+    stream: str
+    opcode: str
+    sent_bytes: float
+    whole_bytes: float = 0.0
+    lane: str = ""
+    rate: float | None = None
+    route: Route | None = None
+    pairs: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the text says of one instruction, without any constant: `Cost` before it has seconds."""
+    compute: Compute | None = None
+    links: tuple[Link, ...] = ()
+    starts: str | None = None
+    awaits: tuple[str, ...] = ()
+    unknown: str | None = None
+
+
+NOTHING = Reading()
+
+
+class Reader:
+    """Reads the instructions of one program once; `speed` then takes any constants."""
+
+    def __init__(self, module: Module, topology: Topology, mesh: Mapping[str, Any] | None):
+        self.module, self.topology, self.chip = module, topology, topology.chip
+        self.axes: dict[str, int] = dict((mesh or {}).get("axes") or {})
+        self.places: list[list[int]] | None = (mesh or {}).get("places")
+        self.readings: dict[int, Reading] = {}
+
+    def speed(self, constants: Calibration) -> Speed:
+        def cost(instruction: Instruction, computation: Computation) -> Cost:
+            found = self.readings.get(id(instruction))
+            if found is None:
+                found = self.readings[id(instruction)] = self.read(instruction, computation)
+            return FREE if found is NOTHING else self.cost(found, constants)
+        return speed_of(replay(self.module, cost))
+
+    # --- seconds of what was read
+    def cost(self, reading: Reading, constants: Calibration) -> Cost:
+        time, limit, flops = self.compute_seconds(reading.compute, constants) if reading.compute else (0.0, "none", 0.0)
+        transfers = tuple(self.transfer(link, constants) for link in reading.links)
+        return Cost(seconds=time, limit=limit, flops=flops, transfers=transfers, mode="starts" if reading.starts else "waits",
+                    key=reading.starts, awaits=reading.awaits, unknown=reading.unknown)
+
+    def compute_seconds(self, compute: Compute, constants: Calibration) -> tuple[float, Limit, float]:
+        math_s = compute.flops / self.chip.peak_flops["bf16"]
+        memory_s = compute.hbm_bytes / (self.chip.hbm_bytes_per_s or float("inf"))
+        if compute.kernel:
+            time = kernel_time(compute.kernel, self.chip, efficiency=constants.kernel_efficiency).seconds or 0.0
+        elif compute.cycles is not None and self.chip.clock_hz:
+            time = compute.cycles / self.chip.clock_hz * constants.cycles
+        else:
+            time = memory_s
+        return max(time, math_s), "math" if compute.flops and math_s >= memory_s else "memory", compute.flops
+
+    def transfer(self, link: Link, constants: Calibration) -> Transfer:
+        time, lane = 0.0, link.lane
+        if link.rate:
+            time = link.sent_bytes / link.rate
+        elif link.pairs and self.places:
+            time, lane = torus.permute_seconds(link.whole_bytes, link.pairs, self.places, self.topology,
+                                               constants.link_efficiency)
+        elif link.route:
+            route = torus.at_efficiency(link.route, constants.link_efficiency)
+            time = seconds(OPCODES[link.opcode], link.whole_bytes, route) or 0.0  # type: ignore[arg-type]
+        return Transfer(stream=link.stream, lane=lane, seconds=time, bytes=link.sent_bytes, opcode=link.opcode)
+
+    # --- reading
+    def read(self, instruction: Instruction, computation: Computation) -> Reading:
         opcode = instruction.opcode
         if opcode in NO_WORK:
-            return FREE
+            return NOTHING
         if found := collectives_of(self.module, instruction):
             return self.collective(instruction, computation, found)
-        if opcode in _COPIES:
-            return Cost(transfers=(self.copy(instruction, computation),), mode="starts")
+        operands = [computation.by_name[name].shape for name in instruction.operands]
+        if opcode in _ASYNC_COPIES:
+            return Reading(links=(self.copy(operands[0], *_started(instruction)),), starts=instruction.name)
         if opcode.endswith("-done") and instruction.operands:
-            return Cost(awaits=(instruction.operands[0],))
+            return Reading(awaits=(instruction.operands[0],))
         if opcode == "custom-call":
             return self.custom_call(instruction, computation)
-        if host := self.host_transfer(instruction, computation):
-            return Cost(transfers=(host,))
-        return self.compute(instruction, computation)
+        if any(leaf.memory_space == HOST for shape in (*operands, instruction.shape) for _, leaf in shape.leaves()):
+            moved = min((shape for shape in (*operands, instruction.shape) if shape.bytes), key=lambda shape: shape.bytes)
+            return Reading(links=(self.copy(operands[0], instruction.shape, moved),))
+        return Reading(compute=self.compute(instruction, computation))
 
-    def compute(self, instruction: Instruction, computation: Computation) -> Cost:
-        flops = instruction_flops(self.module, computation, instruction)
-        math_s = flops / self.peak
-        memory_s = hbm_bytes(self.module, computation, instruction) / (self.chip.hbm_bytes_per_s or float("inf"))
+    def compute(self, instruction: Instruction, computation: Computation) -> Compute:
         found = _CYCLES.search(instruction.raw_attributes)
-        if found and int(found.group(1)) < UNKNOWN_CYCLES and self.chip.clock_hz:
-            time = max(math_s, int(found.group(1)) / self.chip.clock_hz * self.constants.cycles)
-        else:
-            time = max(math_s, memory_s)
-        return Cost(seconds=time, limit="math" if flops and math_s >= memory_s else "memory", flops=flops)
+        cycles = int(found.group(1)) if found else UNKNOWN_CYCLES
+        return Compute(flops=instruction_flops(self.module, computation, instruction),
+                       hbm_bytes=hbm_bytes(self.module, computation, instruction),
+                       cycles=None if cycles >= UNKNOWN_CYCLES else cycles)
 
-    def custom_call(self, instruction: Instruction, computation: Computation) -> Cost:
+    def custom_call(self, instruction: Instruction, computation: Computation) -> Reading:
         if instruction.custom_call_target != "tpu_custom_call":
-            return FREE  # markers of the compiler: AllocateBuffer, ConcatBitcast, Sharding
+            return NOTHING  # the compiler's markers: AllocateBuffer, ConcatBitcast, Sharding
         work = attention_work(computation, instruction)
         if work is None:
-            return Cost(unknown=f"the kernel {instruction.name} is opaque to the compiler and none of those whose cost is known")
-        time = kernel_time(work, self.chip, efficiency=self.constants.kernel_efficiency)
-        limit = "memory" if (time.memory_s or 0.0) > max(time.math_s or 0.0, time.exponential_s or 0.0) else "math"
-        return Cost(seconds=time.seconds or 0.0, limit=limit, flops=work.flops)  # type: ignore[arg-type]
+            return Reading(unknown=f"the kernel {instruction.name} is opaque to the compiler, and none whose cost is known")
+        return Reading(compute=Compute(flops=work.flops, hbm_bytes=work.hbm_bytes, cycles=None, kernel=work))
 
-    # --- transfers
-    def copy(self, instruction: Instruction, computation: Computation) -> Transfer:
-        source = computation.by_name[instruction.operands[0]].shape
-        target = instruction.shape.elements[0] if instruction.shape.elements else instruction.shape
-        if instruction.opcode == "slice-start" and instruction.shape.elements:
-            target = instruction.shape.elements[1]
-        return self.moved(source, target, target)
+    def copy(self, source: Shape, target: Shape, moved: Shape) -> Link:
+        if any(leaf.memory_space == HOST for shape in (source, target) for _, leaf in shape.leaves()):
+            outward = any(leaf.memory_space == HOST for _, leaf in target.leaves())
+            name = "device-to-host" if outward else "host-to-device"
+            return Link(stream="host", lane=name, opcode=name, sent_bytes=moved.bytes, rate=self.chip.host_link_bytes_per_s)
+        return Link(stream="memory", opcode="copy", sent_bytes=moved.tiled_bytes, rate=self.chip.hbm_bytes_per_s)
 
-    def moved(self, source: Shape, target: Shape, what: Shape) -> Transfer:
-        spaces = {shape.memory_space for _, shape in source.leaves()}, {shape.memory_space for _, shape in target.leaves()}
-        if HOST in spaces[0] | spaces[1]:
-            outward = HOST in spaces[1]
-            name, rate = "device-to-host" if outward else "host-to-device", self.chip.host_link_bytes_per_s or float("inf")
-            return Transfer(stream="host", lane=name, opcode=name, bytes=what.bytes, seconds=what.bytes / rate)
-        rate = self.chip.hbm_bytes_per_s or float("inf")
-        return Transfer(stream="memory", opcode="copy", bytes=what.tiled_bytes, seconds=what.tiled_bytes / rate)
-
-    def host_transfer(self, instruction: Instruction, computation: Computation) -> Transfer | None:
-        """A copy or a slice to or from the host that is not asynchronous."""
-        operands = [computation.by_name[name].shape for name in instruction.operands]
-        inward = any(leaf.memory_space == HOST for shape in operands for _, leaf in shape.leaves())
-        outward = any(leaf.memory_space == HOST for _, leaf in instruction.shape.leaves())
-        if not (inward or outward):
-            return None
-        what = min((shape for shape in (*operands, instruction.shape) if shape.bytes), key=lambda shape: shape.bytes)
-        return self.moved(operands[0], instruction.shape, what)
-
-    def collective(self, instruction: Instruction, computation: Computation, found: list[Collective]) -> Cost:
-        beside = self.compute(instruction, computation) if _CYCLES.search(instruction.raw_attributes) else FREE
-        started = [one for one in found if one.role in ("whole", "start")]
+    def collective(self, instruction: Instruction, computation: Computation, found: list[Collective]) -> Reading:
+        """A chain's fusion computes beside the collective that it goes on with; only its first one sends, its last one waits."""
+        compute = self.compute(instruction, computation) if _CYCLES.search(instruction.raw_attributes) else None
+        sending = [one for one in found if one.role in ("whole", "start")]
         awaits = tuple(dict.fromkeys(one.key for one in found if one.role == "done"))
-        transfers = tuple(self.transfer(one) for one in started)
-        unread = next((one.instruction.name for one in started if one.groups is None), None)
-        if awaits or not started:
-            return Cost(seconds=beside.seconds, limit=beside.limit, flops=beside.flops, awaits=awaits)
-        return Cost(seconds=beside.seconds, limit=beside.limit, flops=beside.flops, transfers=transfers, key=started[0].key,
-                    mode="starts" if started[0].role == "start" else "waits",
-                    unknown=f"the device groups of {unread} are in a form that is not understood" if unread else None)
+        unread = next((one.instruction.name for one in sending if one.groups is None), None)
+        return Reading(
+            compute=compute, links=tuple(self.link(one) for one in sending), awaits=awaits,
+            starts=next((one.key for one in sending if one.role == "start"), None),
+            unknown=f"the device groups of {unread} are in a form that is not understood" if unread else None)
 
-    def transfer(self, one: Collective) -> Transfer:
-        groups, efficiency = one.groups or (), self.constants.link_efficiency
+    def link(self, one: Collective) -> Link:
+        groups = one.groups or ()
         axis = axes_of(groups, self.axes) if groups else "devices"
-        if one.size < 2 or self.places is None:
-            return Transfer(stream=axis, seconds=0.0, bytes=one.sent_bytes, opcode=one.opcode)
-        if one.opcode == "collective-permute":
-            time, lane = torus.permute_seconds(one.whole_bytes, groups, self.places, self.topology, efficiency)
-            return Transfer(stream=axis, lane=lane, seconds=time, bytes=one.sent_bytes, opcode=one.opcode)
-        route = torus.route_of(groups[0], self.places, self.topology, efficiency)
-        time = seconds(OPCODES[one.opcode], one.whole_bytes, route) or 0.0  # type: ignore[arg-type]
-        return Transfer(stream=axis, seconds=time, bytes=one.sent_bytes, opcode=one.opcode)
+        permute = one.opcode == "collective-permute"
+        known = one.size > 1 and self.places is not None
+        route = torus.route_of(groups[0], self.places, self.topology) if known and not permute and self.places else None
+        return Link(stream=axis, opcode=one.opcode, sent_bytes=one.sent_bytes, whole_bytes=one.whole_bytes, route=route,
+                    pairs=groups if permute and known else ())
+
+
+def _started(instruction: Instruction) -> tuple[Shape, Shape]:
+    """(target, what is moved) of an asynchronous copy: `copy-start` gives (target, source, ...), slices (source, target, ...)."""
+    elements = instruction.shape.elements or (instruction.shape,)
+    target = elements[0] if instruction.opcode == "copy-start" else elements[min(1, len(elements) - 1)]
+    return target, target

@@ -6,6 +6,8 @@ Moves: see `cost/collectives.py`, which has the closed forms.
 Costs: bytes over all links of the group at once; `link_efficiency` of their bandwidth is reached.
 Use: compiled TPU programs. Avoid: a plan that is not compiled; `cost.collectives.route` lays out its mesh.
 """
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -15,7 +17,7 @@ from jaxmem.hardware import Topology
 Place = Sequence[int]  # x, y, z, core, slice, process: as `result.json` has it
 
 
-def route_of(group: Sequence[int], places: Sequence[Place], topology: Topology, link_efficiency: float = 1.0) -> Route:
+def route_of(group: Sequence[int], places: Sequence[Place], topology: Topology) -> Route:
     """The media under a group of device ids. A group that is no box of the torus runs along one line through it."""
     chip = topology.chip
     where = [places[device] for device in group]
@@ -34,12 +36,20 @@ def route_of(group: Sequence[int], places: Sequence[Place], topology: Topology, 
     levels = [Level(medium="die to die", size=cores, bytes_per_s=chip.domain.total_bytes_per_s if chip.domain else None,
                     latency_s=chip.domain.latency_s if chip.domain else 0.0)]
     if chip.ici:
-        levels.append(Level(medium="ici", size=chips, rings=tuple(rings), bytes_per_s=chip.ici.bytes_per_s * link_efficiency,
+        levels.append(Level(medium="ici", size=chips, rings=tuple(rings), bytes_per_s=chip.ici.bytes_per_s,
                             latency_s=chip.ici.latency_s))
     if chip.network:
-        levels.append(Level(medium="network", size=slices, bytes_per_s=chip.network.total_bytes_per_s * link_efficiency,
+        levels.append(Level(medium="network", size=slices, bytes_per_s=chip.network.total_bytes_per_s,
                             latency_s=chip.network.latency_s))
     return Route(together="in_turn", levels=tuple(levels))
+
+
+@functools.cache
+def at_efficiency(route: Route, link_efficiency: float) -> Route:
+    """The route with that part of its bandwidths; latencies stay."""
+    levels = (dataclasses.replace(level, bytes_per_s=None if level.bytes_per_s is None else level.bytes_per_s * link_efficiency)
+              for level in route.levels)
+    return dataclasses.replace(route, levels=tuple(levels))
 
 
 def permute_seconds(size_bytes: float, pairs: Sequence[Sequence[int]], places: Sequence[Place], topology: Topology,
