@@ -115,11 +115,14 @@ def _read(module: Module, instruction: Instruction, opcode: str, role: Role, key
     groups = groups_of(instruction, module.partitions * module.replicas)
     size = max((len(group) for group in groups or ()), default=1)
     shape = instruction.shape
-    # A start's result holds its operands and its results: (operand, result, ...); all-reduce-start has the result alone.
-    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start" and shape.elements:
+    # A start's result holds its operands and its results: (operand, result, ...). An all-reduce-start has the results alone on TPU,
+    # and ((operands), results) on GPU.
+    both = instruction.opcode != "all-reduce-start" or (shape.elements and shape.elements[0].is_tuple)
+    if instruction.opcode.endswith("-start") and both and shape.elements:
         shape = shape.elements[1]
     whole = float(_data_bytes(shape))
-    if instruction.opcode == "reduce-scatter":  # inside `all-reduce-scatter` fusions, the all-reduce has the whole array already
+    # inside `all-reduce-scatter` fusions, the all-reduce has the whole array already
+    if instruction.opcode in ("reduce-scatter", "reduce-scatter-start"):
         whole *= size
     return Collective(opcode=opcode, instruction=instruction, groups=groups, whole_bytes=whole, role=role, key=key)
 

@@ -184,3 +184,17 @@ def test_tensor_parallelism_reduces_activations_once_a_layer() -> None:
     found = [row for row in collectives(compiled(forward, up, down, rows, mesh=mesh), {"axes": {"data": 2, "tensor": 4}})]
     assert [(row["axis"], row["opcode"], row["count"]) for row in found] == [("tensor", "all-reduce", layers)]
     assert found[0]["bytes"] == layers * 2 * 3 / 4 * (batch / 2) * width * 4
+
+
+@pytest.mark.parametrize(("line", "whole"), [
+    ("%r = f32[4]{0} reduce-scatter(%p), GROUPS, dimensions={0}, to_apply=%add", 64),
+    ("%r = ((f32[16]{0}), f32[4]{0}) reduce-scatter-start(%p), GROUPS, dimensions={0}, to_apply=%add", 64),
+    ("%r = (f32[16]{0}, f32[64]{0}) all-gather-start(%p), GROUPS, dimensions={0}", 256),
+    ("%r = f32[16]{0} all-reduce-start(%p), GROUPS, to_apply=%add", 64),
+    ("%r = (f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}", 64),
+])
+def test_the_whole_array_of_every_form(line: str, whole: int) -> None:
+    """f32[16] on each of 4 devices: 256 bytes gathered, 64 bytes to be scattered or reduced."""
+    module = parse(program("  ROOT " + line.replace("GROUPS", "replica_groups=[2,4]<=[8]"), more=ADD))
+    (found,) = collectives_of(module, module.entry.root)
+    assert found.whole_bytes == whole
