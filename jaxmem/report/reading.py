@@ -58,7 +58,7 @@ def headroom(check: Check) -> str:
 
 
 def program_sum(program: Mapping[str, Any]) -> int | None:
-    """argument + output - alias + temp: donated buffers count once. The peak can have more, e.g. what stays beside the program."""
+    """argument + output - alias + temp: donated buffers count once. The peak can have more: what stays beside it."""
     terms = [program["argument_bytes"], program["output_bytes"], program["alias_bytes"], program["temp_bytes"]]
     return None if None in terms else terms[0] + terms[1] - terms[2] + terms[3]
 

@@ -32,7 +32,8 @@ from jaxmem.report.units import (
 )
 
 VERDICT_STYLES = {"fits": "green", "tight": "yellow", "does_not_fit": "red", "unknown": "magenta"}
-MOST_PARTS, MOST_BUFFERS, MOST_TRAFFIC, MOST_TEXTS = 8, 8, 6, 5
+MOST_PARTS, MOST_BUFFERS, MOST_TRAFFIC, MOST_TEXTS = 7, 8, 6, 5
+FOLLOWS = ("verdict", "headroom_bytes", "unattributed_bytes")  # from figures whose source is listed
 
 
 def render(check: Check, width: int = 100, color: bool | None = None) -> str:
@@ -194,10 +195,10 @@ def _buffers(check: Check, width: int) -> list[Line]:
         Column(head="bytes", align="right"),
         Column(head="padding", align="right"),
         Column(head="kind"),
-        Column(head="array", keep="start", least=24),
-        Column(head="sharding", keep="middle", least=8),
-        Column(head="module", keep="end", least=8),
-        Column(head="source", keep="end", least=8),
+        Column(head="array", keep="start", least=22),
+        Column(head="sharding", keep="middle", least=13),
+        Column(head="module", keep="end", least=9),
+        Column(head="source", keep="end", least=14),
     ]
     rows = [
         [
@@ -342,7 +343,8 @@ def _note(text: str, width: int, style: str) -> list[Line]:
 def _footer(check: Check, width: int) -> list[Line]:
     by_source: dict[str, list[str]] = {}
     for key, kind in check["sources"].items():
-        by_source.setdefault(kind, []).append(flat_text(key))
+        if key not in FOLLOWS:
+            by_source.setdefault(kind, []).append(flat_text(key.removesuffix("_bytes")))
     versions = ", ".join(f"{name} {version or UNKNOWN}" for name, version in check["versions"].items())
     took = f"{'cached, ' if check['cached'] else ''}checked in {duration_text(check['wall_s'])}"
     flags = f"; {len(check['flags'])} compiler flag{'s' if len(check['flags']) != 1 else ''}" if check["flags"] else ""
