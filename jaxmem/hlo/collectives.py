@@ -115,8 +115,8 @@ def _read(module: Module, instruction: Instruction, opcode: str, role: Role, key
     groups = groups_of(instruction, module.partitions * module.replicas)
     size = max((len(group) for group in groups or ()), default=1)
     shape = instruction.shape
-    # A start's result holds its operands and its results: (operand, result, ...). An all-reduce-start has the results alone on TPU,
-    # and ((operands), results) on GPU.
+    # A start's result holds its operands and its results: (operand, result, ...). An all-reduce-start has the results alone on
+    # TPU, and ((operands), results) on GPU.
     both = instruction.opcode != "all-reduce-start" or (shape.elements and shape.elements[0].is_tuple)
     if instruction.opcode.endswith("-start") and both and shape.elements:
         shape = shape.elements[1]
