@@ -154,9 +154,10 @@ def verdict(candidates: Sequence[Candidate]) -> str:
     low, high = interval(candidates, "typical")
     lowest, highest = interval(candidates, *ENDS)
     where = "below" if PUBLISHED_S < low else "above" if PUBLISHED_S > high else "inside"
+    outer = "inside" if lowest <= PUBLISHED_S <= highest else "outside"
     return (f"measured {PUBLISHED_S} s ({SOURCE}):\n"
             f"  {where} {low:.2f} to {high:.2f} s, what policies and kernels span at typical rates\n"
-            f"  {'inside' if lowest <= PUBLISHED_S <= highest else 'outside'} {lowest:.2f} to {highest:.2f} s, with every rate at "
+            f"  {outer} {lowest:.2f} to {highest:.2f} s, with every rate at "
             "either end of its published range")
 
 
