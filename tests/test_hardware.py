@@ -234,6 +234,9 @@ def test_every_profile_of_the_mig_guide(parent, profiles):
         assert slice_.sm_count <= whole.sm_count and slice_.sm_count >= sevenths * whole.sm_count * 0.84 / 7
         assert slice_.peak_flops["bf16"] / whole.peak_flops["bf16"] == pytest.approx(slice_.sm_count / whole.sm_count)
         assert 0.9 * nominal_gb * 1e9 < slice_.hbm_bytes <= min(1.07 * nominal_gb * 1e9, whole.hbm_bytes)
+        eighths = round(8 * nominal_gb * 1e9 / whole.hbm_bytes)
+        assert slice_.hbm_bytes_per_s == pytest.approx(whole.hbm_bytes_per_s * eighths / 8)
+        assert slice_.l2_bytes == whole.l2_bytes * {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}[sevenths] // 8
         assert slice_.domain is None and slice_.parent == parent
     assert {chip.name for chip in CHIPS.values() if chip.parent == parent} == {f"{parent}-mig-{profile}" for profile in profiles}
 
@@ -333,8 +336,8 @@ def test_libtpu_counts_what_we_count():
 
 @pytest.mark.parametrize("names", [
     ["h100:8", "a100-40gb-mig-3g.20gb"],
-    pytest.param([name for name in topologies("gpu") if ":" not in name or name.endswith(":1")], marks=pytest.mark.long),
-], ids=["two", "all"])
+    pytest.param([f"{name}:1" for name in DEVICES] + ["h100-mig-1g.10gb"], marks=pytest.mark.long),
+], ids=["two", "every GPU"])
 def test_gpu_topologies_compile(names):
     names = [name for name in names if parse_topology(name).chip.name not in REFUSED]
     counted = _in_child(names)
