@@ -30,7 +30,7 @@ def _backward(saved, grad_BS):
     logits_BSV, targets_BS, normaliser = saved
     probability = jnp.exp(logits_BSV.astype(jnp.float32) - normaliser[..., None])
     hit = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, logits_BSV.ndim - 1) == targets_BS[..., None]
-    return ((probability - hit) * grad_BS[..., None]).astype(logits_BSV.dtype), None
+    return ((probability - hit.astype(jnp.float32)) * grad_BS[..., None]).astype(logits_BSV.dtype), None
 
 
 cross_entropy.defvjp(_forward, _backward)

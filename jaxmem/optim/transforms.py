@@ -34,7 +34,19 @@ def build(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationEx
             tx = muon(1.0, ns_steps=c.newton_schulz_steps, beta=c.momentum, eps=c.eps, weight_decay=c.weight_decay,
                       weight_decay_mask=decays, mu_dtype=moments, nesterov=nesterov, adam_b1=c.b1, adam_b2=c.b2, consistent_rms=0.2,
                       muon_weight_dimension_numbers=jax.tree.map(matrix_of, dims, is_leaf=is_dims))
-    return optax.with_extra_args_support(tx)
+    return standard_promotion(optax.with_extra_args_support(tx))
+
+
+def standard_promotion(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Optax mixes Python floats with integer counters, which a caller's strict promotion would refuse."""
+    def init(params: optax.Params) -> optax.OptState:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return tx.init(params)
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra: object) -> tuple:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return tx.update(updates, state, params, **extra)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def is_dims(x: object) -> bool:
