@@ -278,6 +278,15 @@ def test_what_runs_between_start_and_done_hides_the_gather() -> None:
     assert beside.step_s == pytest.approx(sum(s for name, s in beside.seconds_by_limit.items() if not name.endswith("_hidden")))
 
 
+@pytest.mark.parametrize(("pairs", "rate", "latency_s"), [
+    ("{{0,1},{1,0}}", 450e9 * DEFAULT.nvlink, 3e-6), ("{{0,1},{7,8}}", 50e9 * DEFAULT.network, 1e-5)])
+def test_a_permute_that_leaves_the_host_goes_through_one_nic(pairs: str, rate: float, latency_s: float) -> None:
+    found = predicted(text("  %x = bf16[1048576]{0} parameter(0)\n"
+                           f"  ROOT %r = bf16[1048576]{{0}} collective-permute(%x), source_target_pairs={pairs}", devices=16),
+                      parse_topology("h100:2x8"), {"axes": {"fsdp": 16}})
+    assert found.seconds_by_limit["fsdp_exposed"] == pytest.approx(2**21 / rate + latency_s)
+
+
 @pytest.mark.parametrize(("opcode", "shape", "whole"), [
     ("reduce-scatter-start", "((bf16[1024]{0}), bf16[128]{0})", 2048),
     ("all-reduce-start", "((f32[1024]{0}), f32[1024]{0})", 4096),
