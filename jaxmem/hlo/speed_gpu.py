@@ -220,8 +220,6 @@ def spread(collective: Collective, domain_of: list[int]) -> tuple[int, int]:
 def collective_seconds(collective: Collective, domain_of: list[int], chip: Chip, achieved: Achieved) -> float | None:
     """NCCL's rings pass a host's GPUs and leave it by every NIC in turn, so they are as fast as their slowest medium."""
     near, far = spread(collective, domain_of)
-    if collective.opcode == "collective-permute" and far > 1:
-        near = 1  # some pair crosses, and the others have finished before it
     kind = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "all-gather"}.get(collective.opcode, collective.opcode)
     route = _route(near, far, chip, achieved.nvlink, achieved.network)
     return closed_form.seconds(kind, collective.whole_bytes, route)  # type: ignore[arg-type]
