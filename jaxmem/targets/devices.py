@@ -36,5 +36,5 @@ def described_devices(topology: Topology) -> Sequence:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.libtpu_name, **topology.libtpu_kwargs).devices
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     from jaxmem.targets.gpu_target_config import target_config
-    return topologies.get_topology_desc("", platform="cuda", target_config=target_config(topology.chip),
+    return topologies.get_topology_desc("", platform="cuda", target_config=target_config(topology.chip.name),
                                         topology=topology.gpu_shape).devices
