@@ -428,6 +428,31 @@ def test_doctor_matches_versions():
     assert doctor.asked_of("no-such-distribution", "libtpu") is None
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("topology", doctor.EXAMPLES)
+def test_doctor_compiles_for_real(topology):
+    finding = doctor.compiles(topology)
+    assert finding.works, finding.state
+
+
+def test_doctor_reports_a_compile_that_fails(monkeypatch):
+    import jaxmem.verdict
+
+    def answering(verdict, *problems):
+        monkeypatch.setattr(jaxmem.verdict, "check", lambda *_, **__: {"verdict": verdict, "problems": list(problems)})
+        return doctor.compiles("h100:1")
+
+    assert answering("fits").works and answering("tight").works
+    failed = answering("unknown", "program: abort: cuDNN not found")
+    assert (failed.works, failed.state) == (False, "program: abort: cuDNN not found")
+    assert not answering("does_not_fit").works
+
+    def missing(*_, **__):
+        raise InputError("jax-cuda13-plugin is not installed")
+    monkeypatch.setattr(jaxmem.verdict, "check", missing)
+    assert (doctor.compiles("h100:1").works, doctor.compiles("h100:1").state) == (False, "jax-cuda13-plugin is not installed")
+
+
 def test_doctor_prints(run):
     status, out, err = run("doctor")
     assert (status, err) == (0, "") and "checks for TPU" in out and "checks for NVIDIA GPU" in out

@@ -1,9 +1,7 @@
 """what is installed, which targets work, what is missing and how to get it.
 
-  jaxmem doctor
-  jaxmem doctor --json
-
-Nothing is compiled and jax is not imported: this works when something is broken.
+  jaxmem doctor              what is there, by looking; jax is not imported
+  jaxmem doctor --compile    and compile one matrix product for each target, some seconds each
 """
 
 import dataclasses
@@ -13,11 +11,14 @@ import json
 import os
 import pathlib
 import re
+import time
 
 from absl import flags as absl_flags
 
 from jaxmem import environment
+from jaxmem.spec import InputError
 
+EXAMPLES = ("v5e-1", "h100:1")
 TARGETS = "make env in a checkout, or pip install 'jaxmem[targets]'"
 
 
@@ -32,6 +33,7 @@ class Finding:
 
 
 def define(flags: absl_flags.FlagValues) -> None:
+    absl_flags.DEFINE_boolean("compile", False, "compile a matrix product for a TPU and a GPU", flag_values=flags)
     absl_flags.DEFINE_boolean("json", False, "print one JSON object", flag_values=flags)
 
 
@@ -41,7 +43,7 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     no_words(words, "doctor")
     versions = environment.versions()
     here = accelerator_findings(environment.accelerators(), environment.plugins())
-    findings = [tpu_target(versions), gpu_target(versions), *here]
+    findings = [tpu_target(versions), gpu_target(versions), *here, *map(compiles, EXAMPLES if flags.compile else ())]
     if flags.json:
         print(json.dumps({"versions": versions, "findings": [dataclasses.asdict(f) for f in findings],
                           "jax_platforms": os.environ.get("JAX_PLATFORMS")}, indent=1))
@@ -99,6 +101,25 @@ def accelerator_findings(present: tuple[str, ...], installed: tuple[str, ...]) -
     return [Finding(what=names[name][0], works=True, state="jax uses it") if name in installed
             else Finding(what=names[name][0], works=False, state="jax has no plugin for it", mend=names[name][1])
             for name in present]
+
+
+def compiles(topology: str) -> Finding:
+    """Whether one matrix product compiles for a topology of one device."""
+    import jax
+
+    from jaxmem import verdict
+
+    start = time.monotonic()
+    square = jax.ShapeDtypeStruct((256, 256), "bfloat16")
+    try:
+        answer = verdict.check(lambda x: x @ x, square, topology=topology, use_cache=False, timeout_s=300,
+                               progress=lambda line: None)
+        reason = "; ".join(answer["problems"]) or answer["verdict"]
+        works = answer["verdict"] in ("fits", "tight")
+    except InputError as error:
+        reason, works = str(error), False
+    state = f"in {time.monotonic() - start:.1f} s" if works else reason if len(reason) < 300 else reason[:300] + "..."
+    return Finding(what=f"compiles for {topology}", works=works, state=state)
 
 
 def library(module: str, file: str) -> str | None:
