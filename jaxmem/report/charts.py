@@ -45,14 +45,13 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
     show_usable = usable_bytes is not None and usable_bytes <= 3 * most
     top = int(1.06 * max(most, usable_bytes if show_usable and usable_bytes else 0)) or 1
     first, last = points[0]["t"], points[-1]["t"]
-    xs = [WIDTH * (point["t"] - first) / ((last - first) or 1) for point in points]
-    if len(points) == 1:
-        xs, rows, heights = [0.0, WIDTH], {name: values * 2 for name, values in rows.items()}, heights * 2
+    if first == last:
+        last = first + 1
+    xs = [WIDTH * (point["t"] - first) / (last - first) for point in points]
     base, areas = [0] * len(xs), []
     for name, values in rows.items():
         upper = [low + value for low, value in zip(base, values, strict=True)]
-        corners = [*zip(xs, upper, strict=True), *reversed(list(zip(xs, base, strict=True)))]
-        path = "M" + "L".join(f"{x:.2f},{HEIGHT * (1 - value / top):.2f}" for x, value in corners) + "Z"
+        path = _steps(xs, upper, base, top)
         areas.append(element("path", d=path, class_="area", data_kind=name, fill=f"var(--kind-{name})"))
         base = upper
     # The peak as the schedule has it; `peak_t` and the curve can differ by the thinning of the points.
@@ -117,7 +116,7 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
     )
     data = {
         "t": [point["t"] for point in points],
-        "kinds": [{"name": name, "label": kind_of(name).label, "bytes": values[: len(points)]} for name, values in rows.items()],
+        "kinds": [{"name": name, "label": kind_of(name).label, "bytes": values} for name, values in rows.items()],
     }
     return element(
         "div",
@@ -133,6 +132,23 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
         data_top=str(top),
         data_program=entry["program"],
     )
+
+
+def _steps(xs: Sequence[float], upper: Sequence[int], lower: Sequence[int], top: int) -> str:
+    """The outline between two curves that change at `xs` and nowhere else, as an SVG path: along the upper one and back."""
+
+    def y(value: int) -> str:
+        return f"{HEIGHT * (1 - value / top):.1f}"
+
+    there = [f"M{xs[0]:.1f},{y(upper[0])}"]
+    for i in range(1, len(xs)):
+        if upper[i] != upper[i - 1]:
+            there.append(f"H{xs[i]:.1f}V{y(upper[i])}")
+    back = [f"H{WIDTH:.1f}V{y(lower[-1])}"]
+    for i in range(len(xs) - 1, 0, -1):
+        if lower[i] != lower[i - 1]:
+            back.append(f"H{xs[i]:.1f}V{y(lower[i - 1])}")
+    return "".join([*there, *back, f"H{xs[0]:.1f}Z"])
 
 
 def legend(sizes: Mapping[str, int]) -> Markup:

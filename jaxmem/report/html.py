@@ -15,7 +15,7 @@ from jaxmem.report.provenance import provenance
 from jaxmem.report.reading import VERDICT_WORDS, Check, Part, accounted, array_text, headroom, parts, problems, source
 from jaxmem.report.units import UNKNOWN, bytes_text, count_text, percent_text, scaled_text, seconds_text
 
-MOST_PARTS = 12
+MOST_PARTS = MOST_BUFFERS = 12
 SIGNS = {
     "fits": "M4 10.5l4 4 8-9",
     "tight": "M10 4v8M10 15.5v.5",
@@ -307,10 +307,14 @@ def _buffers(check: Check) -> Markup | None:
                 cell(code(b["source"] or b.get("path")), "broken"),
             ]
         )
+    heads = [">Bytes", ">Padding", "Kind", "Array", "Sharding", "Module", "Source"]
+    rest = rows[MOST_BUFFERS:]
+    more = element("details", element("summary", f"{len(rest)} more"), table(heads, rest)) if rest else None
     return section(
         "Largest buffers at the peak",
         source(check, "buffers"),
         "Sizes and shapes are those of one device, as the compiler lays the arrays out; padding is what tiling adds.",
-        table([">Bytes", ">Padding", "Kind", "Array", "Sharding", "Module", "Source"], rows),
+        table(heads, rows[:MOST_BUFFERS]),
+        more,
         class_="long",
     )

@@ -39,9 +39,7 @@
     const hide = () => { cursor.hidden = tip.hidden = true; };
     plot.addEventListener("pointermove", (event) => {
       const box = plot.getBoundingClientRect(), where = t[0] + span * (event.clientX - box.left) / box.width;
-      let best = 0;
-      t.forEach((value, index) => { if (Math.abs(value - where) < Math.abs(t[best] - where)) best = index; });
-      show(best);
+      show(t.findLastIndex((value) => value <= where)); // between two points nothing changes
     });
     plot.addEventListener("pointerleave", hide);
     plot.addEventListener("blur", hide);

@@ -86,7 +86,7 @@ def test_areas_are_as_tall_as_the_data(show, name):
     check = sample(name)
     entry = check["timeline"][0]
     page = show(check)
-    # For points of the schedule, the height of each kind's area there: the part of a fine vertical probe that its path covers.
+    # Just after points of the schedule, each kind's height there: the part of a fine vertical probe that its path covers.
     probe = """(() => {
         const chart = document.querySelector('.schedule'), svg = chart.querySelector('svg');
         const [left, , wide, tall] = svg.getAttribute('viewBox').split(' ').map(Number);
@@ -106,7 +106,7 @@ def test_areas_are_as_tall_as_the_data(show, name):
     points = entry["points"]
     chosen = [points[i] for i in range(3, len(points) - 1, len(points) // 8)] + [p for p in points if p["t"] == entry["peak_t"]]
     span = points[-1]["t"] - points[0]["t"]
-    got = page.value(probe.replace("SHARES", json.dumps([(point["t"] - points[0]["t"]) / span for point in chosen])))
+    got = page.value(probe.replace("SHARES", json.dumps([(point["t"] - points[0]["t"]) / span + 0.002 for point in chosen])))
     for point, heights in zip(chosen, got["heights"], strict=True):
         for kind, share in heights.items():
             rest = point["bytes"] - sum(point["by_kind"].values())
@@ -215,7 +215,7 @@ def test_reading_the_chart_with_pointer_and_keys(show):
     page.value(f"scrollTo(0, {y} - 300)")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=300)
     points = check["timeline"][0]["points"]
-    middle = min(points, key=lambda point: abs(point["t"] - points[-1]["t"] / 2))
+    middle = [point for point in points if point["t"] <= points[-1]["t"] / 2][-1]
     text = page.value("document.querySelector('.tip').innerText")
     assert f"at {middle['t']:,}" in text and f"{middle['bytes'] / 1024**3:.2f} GiB" in text
     assert f"saved activations\t{middle['by_kind']['saved'] / 1024**3:.2f} GiB" in text
