@@ -156,10 +156,12 @@ def run_child(request: Request, programs: tuple[str, ...], installed: Mapping[st
 
         def read() -> None:
             assert child.stdout is not None
-            for line in child.stdout:
-                lines.put(line)
+            with child.stdout:
+                for line in child.stdout:
+                    lines.put(line)
             lines.put(None)
-        threading.Thread(target=read, daemon=True).start()
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         try:
             return follow(child, lines, folder / "stderr", request, programs, installed, done, timeout_s=timeout_s, progress=progress,
                           stop=stop)
@@ -167,6 +169,7 @@ def run_child(request: Request, programs: tuple[str, ...], installed: Mapping[st
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            reader.join(5)
 
 
 def follow(child: subprocess.Popen, lines: queue.Queue, stderr: pathlib.Path, request: Request, programs: tuple[str, ...],

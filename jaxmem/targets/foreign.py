@@ -4,9 +4,9 @@ The function of `jaxmem.check` lives in the calling process, which must not load
 (`jax.export`: StableHLO with scopes and source lines) and compiled in the child. Nothing is pickled. A file is imported in the child.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
         position += count
     the_mesh = next((leaf.sharding.mesh for leaf in leaves if getattr(leaf, "sharding", None) is not None), None)
     extra = dict(jit_kwargs or {})
-    with jax.set_mesh(the_mesh) if the_mesh is not None else _nothing():
+    with jax.sharding.use_abstract_mesh(the_mesh) if the_mesh is not None else contextlib.nullcontext():
         jitted = jax.jit(flat, donate_argnums=tuple(donated), **extra)
         exported = jax.export.export(jitted, platforms=[KINDS[topology.chip.kind]], disabled_checks=_allow_custom_calls())(*leaves)
     description = {"paths": [name_of(p, args, place) for p in paths], "outputs": out_paths, "donate": donated,
@@ -108,11 +108,6 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
                    "axis_types": [t.name for t in the_mesh.axis_types] if the_mesh is not None else [],
                    "specs": [_spec(leaf) for leaf in leaves]}
     return bytes(exported.serialize()), description
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _allow_custom_calls() -> Sequence:
@@ -221,7 +216,7 @@ def load_export(request: dict, topology: Topology, devices: Sequence) -> Foreign
     args = tuple(struct(a, s) for a, s in zip(exported.in_avals, about["specs"], strict=True))
     donate = set(about["donate"])
     return ForeignProgram(fn=exported.call, args=args, jit_kwargs={"donate_argnums": tuple(donate)}, mesh=the_mesh,
-                          labels=tuple(label(p) for p in about["paths"]), output_labels=tuple(label(p) for p in about["outputs"]))
+                          labels=tuple(label(p, donated=i in donate) for i, p in enumerate(about["paths"])), output_labels=tuple(label(p) for p in about["outputs"]))
 
 
 def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignProgram:
@@ -257,8 +252,8 @@ def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignPr
                           labels=tuple(label(p) for p in paths), output_labels=())
 
 
-def label(path: str) -> dict[str, str]:
-    """Kind by the words of a path: a program of one's own says no more of its arguments than their names."""
+def label(path: str, *, donated: bool = False) -> dict[str, str]:
+    """Kind by the words of a path: a program of one's own says no more of its arguments than their names, and what it donates is state."""
     words = path.lower().replace("_", "/").split("/")
     kind = "other"
     if {"opt", "optimizer", "mu", "nu", "momentum", "moments"} & set(words) or "opt_state" in path.lower():
@@ -267,9 +262,7 @@ def label(path: str) -> dict[str, str]:
         kind = "params"
     elif {"batch", "tokens", "inputs", "labels", "targets", "images", "x", "y"} & set(words):
         kind = "batch"
+    elif donated:
+        kind = "params"
     parts = [p for p in path.split("/") if not p.isdigit()]
     return {"path": path, "kind": kind, "module": "/".join(parts[:-1]) or (parts[0] if parts else path)}
-
-
-def describe(description: dict) -> str:
-    return json.dumps(description, sort_keys=True)
