@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -363,7 +364,7 @@ def test_an_empty_cache(run, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("{", "is not JSON"), ("[1]", "is not a check"), ('{"a": 1}', "is not a check"),
-    ('{"schema": 2, "verdict": "fits"}', "has schema 2"),
+    ('{"schema": 2, "verdict": "fits"}', "schema 2"),
 ])
 def test_diff_refuses_what_is_no_check(run, tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
@@ -371,13 +372,15 @@ def test_diff_refuses_what_is_no_check(run, tmp_path, text, message):
     assert (status, out) == (2, "") and message in err
 
 
-def test_diff_prints_what_the_report_says(run, tmp_path, monkeypatch):
-    import jaxmem.report.diff
-
-    monkeypatch.setattr(jaxmem.report.diff, "render", lambda before, after: f"{before['verdict']} -> {after['verdict']}\n")
-    for name, verdict in (("a", "fits"), ("b", "unknown")):
-        (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict)))
-    assert run("diff", f"{tmp_path}/a.json", f"{tmp_path}/b.json") == (0, "fits -> unknown\n", "")
+def test_diff_of_two_recorded_checks(run):
+    checks = pathlib.Path(__file__).parent / "fixtures" / "checks"
+    fits, does_not = f"{checks}/fits_v5p.json", f"{checks}/does_not_fit_v5e.json"
+    status, out, err = run("diff", fits, does_not)
+    assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 100
+    printed = json.loads(run("diff", fits, does_not, "--json")[1])
+    assert printed["verdict"] == {"a": "fits", "b": "does_not_fit"}
+    peaks = [json.loads(pathlib.Path(path).read_text())["peak_bytes"] for path in (fits, does_not)]
+    assert next(f["change"] for f in printed["figures"] if f["name"] == "peak_bytes") == peaks[1] - peaks[0]
 
 
 # ---------------------------------------------------------------- doctor
