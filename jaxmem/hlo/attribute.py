@@ -83,6 +83,9 @@ _MOVES = frozenset(
 _MOVING_CALLS = ("ConcatBitcast", "MoveToHost", "MoveToDevice", "annotate_device_placement", "SliceBitcast")
 _LOSS_SCOPES = ("head", "loss", "logits", "lm_head")
 _STATE = ("params", "opt_state", "batch", "rng")
+_TREE_ROOTS = frozenset(
+    {"params", "state", "train_state", "opt_state", "opt", "model", "batch", "mu", "nu", "trace", "inner_state"}
+)
 _RANK = {
     kind: rank
     for rank, kind in enumerate(
@@ -163,7 +166,8 @@ def classify(
     """
     phase, module = scope(op_name)
     if is_collective(opcode):
-        return "collective", module
+        reduced = opcode.startswith(("all-reduce", "reduce-scatter")) and phase == "backward" and dims in parameter_dims
+        return "gradients" if reduced else "collective", module
     if module is None and phase == "plain":
         return None, None
     first = (module or "").split("/")[0]
@@ -262,17 +266,20 @@ class Attribution:
         instruction = value.instruction
         if instruction.opcode in ("parameter", "while", "conditional"):
             return Label()  # a carry: the other members of its group say more
-        op_name, source = self._named(instruction)
-        contents = self._collective(instruction)
-        opcode = contents or instruction.opcode
+        op_name, source = self._named(instruction, value.index)
+        opcode = self._collective(value) or instruction.opcode
         kind, module = classify(op_name, opcode=opcode, dims=value.shape.dims, parameter_dims=self.parameter_dims)
         moved = self._moved(value)
-        if moved is not None and kind != "collective":
+        if moved is not None and not is_collective(opcode):
             inherited = self._origin(moved)
-            if inherited.kind in _STATE or kind is None:
+            if inherited.kind in _STATE or kind is None or module is None:
+                state = inherited.kind in _STATE
+                carried = (
+                    moved.instruction.opcode == "parameter" and moved.parameter is None
+                )  # by a loop: its own scope says more
                 return Label(
-                    kind=inherited.kind,
-                    module=inherited.module,
+                    kind=inherited.kind if state or kind is None else kind,
+                    module=(self.home.get(value.computation) if carried and not state else None) or inherited.module,
                     source=source or inherited.source,
                     op_name=op_name or inherited.op_name,
                 )
@@ -280,36 +287,58 @@ class Attribution:
             module = self._module_of_data(value)
         return Label(kind=kind, module=module, source=source, op_name=op_name)
 
-    def _named(self, instruction: Instruction) -> tuple[str | None, str | None]:
-        """The operation's own name, else the name most of a fusion's bytes carry."""
-        if instruction.op_name and "/" in instruction.op_name:
-            return instruction.op_name, instruction.source
+    def _made_by(self, instruction: Instruction, index: tuple[int, ...]) -> Instruction | None:
+        """The operation inside a fusion that makes the array at `index` of its result."""
+        if instruction.opcode not in ("fusion", "async-start") or "calls" not in instruction.called:
+            return None
+        fused = self.module.computations[instruction.called["calls"][0]]
+        inner = fused.root
+        if inner.opcode == "tuple" and index and index[0] < len(inner.operands):
+            inner = fused.by_name[inner.operands[index[0]]]
+        return inner
+
+    def _named(self, instruction: Instruction, index: tuple[int, ...] = ()) -> tuple[str | None, str | None]:
+        """The name of what makes one array of a result: of the part of a fusion that does, else its own, else of most bytes."""
+        candidates = [instruction]
+        if inner := self._made_by(instruction, index):
+            candidates = [inner, instruction] if instruction.shape.is_tuple else [instruction, inner]
+            fused = self.module.computations[instruction.called["calls"][0]]
+            while inner.opcode in ("bitcast", "dynamic-update-slice", "convert", "copy") and inner.operands:
+                inner = fused.by_name[inner.operands[inner.opcode == "dynamic-update-slice"]]
+                candidates.insert(-1 if instruction.shape.is_tuple else len(candidates), inner)
+        named = [part for part in candidates if part.op_name and "/" in part.op_name]
+        if named:
+            best = next((part for part in named if scope(part.op_name)[1]), named[0])
+            return best.op_name, best.source
         if "calls" not in instruction.called:
             return None, instruction.source
         weights: Counter[str] = Counter()
         sources: dict[str, str | None] = {}
-        for inner in self.module.computations[instruction.called["calls"][0]].instructions:
-            if inner.op_name and "/" in inner.op_name and not inner.shape.is_tuple:
-                weights[inner.op_name] += inner.shape.bytes
-                sources.setdefault(inner.op_name, inner.source)
+        for part in self.module.computations[instruction.called["calls"][0]].instructions:
+            if part.op_name and "/" in part.op_name and not part.shape.is_tuple:
+                weights[part.op_name] += part.shape.bytes
+                sources.setdefault(part.op_name, part.source)
         if not weights:
             return None, instruction.source
-        best = weights.most_common(1)[0][0]
-        return best, sources[best]
+        most = weights.most_common(1)[0][0]
+        return most, sources[most]
 
-    def _collective(self, instruction: Instruction) -> str | None:
-        """The collective that an async wrapper or a collective fusion holds."""
-        if is_collective(instruction.opcode):
-            return instruction.opcode
-        if (
-            instruction.opcode in ("async-start", "fusion")
-            and "calls" in instruction.called
-            and "collective" in instruction.raw_attributes + instruction.name
-        ):
-            for inner in self.module.computations[instruction.called["calls"][0]].instructions:
-                if is_collective(inner.opcode):
-                    return inner.opcode
-        return None
+    def _collective(self, value: Value) -> str | None:
+        """The collective that makes an array: itself, inside an async wrapper, or at the end of a fusion with slices around it.
+
+        A fusion that computes while a collective runs beside it makes arrays of its own as well; those are not the collective's.
+        """
+        if is_collective(value.instruction.opcode):
+            return value.instruction.opcode
+        inner = self._made_by(value.instruction, value.index)
+        if inner is None:
+            return None
+        fused = self.module.computations[value.instruction.called["calls"][0]]
+        while not is_collective(inner.opcode):
+            if inner.opcode not in _MOVES and inner.opcode != "custom-call" or not inner.operands:
+                return None
+            inner = fused.by_name[inner.operands[0]]
+        return inner.opcode
 
     def _moved(self, value: Value) -> Value | None:
         """The array whose elements this one holds unchanged, in another place, layout or precision."""
@@ -423,6 +452,6 @@ def _common_scope(computation: Computation) -> str | None:
 
 
 def _path_module(path: str) -> str | None:
-    """`params['blocks']['mlp']['up']` or `params/blocks/mlp/up` -> `blocks/mlp`: the path without its root and its leaf."""
-    names = [name for name in re.findall(r"[A-Za-z_][\w.]*", path) if name]
-    return "/".join(names[1:-1]) or (names[-1] if names else None)
+    """`params['blocks']['mlp']['up']`, `0/opt_state/0/mu/blocks/mlp/up` -> `blocks/mlp`: without the roots of the tree and without the leaf."""
+    names = [name for name in re.findall(r"[A-Za-z_]\w*", path) if name not in _TREE_ROOTS]
+    return "/".join(names[:-1]) or (names[0] if names else None)
