@@ -353,7 +353,14 @@ def test_flops_of_a_compiled_step_equal_the_closed_form(name: str) -> None:
 
 
 def test_a_scanned_and_an_unrolled_program_agree() -> None:
-    assert of_fixture("scanned").step_s == pytest.approx(of_fixture("unrolled").step_s, rel=0.05)
+    """In work and traffic closely; in the step less, as the compiler combines the unrolled layers' scatters into one at the end."""
+    scanned, unrolled = of_fixture("scanned"), of_fixture("unrolled")
+    assert scanned.flops == unrolled.flops
+    for limit in ("math", "memory"):
+        assert scanned.seconds_by_limit[limit] == pytest.approx(unrolled.seconds_by_limit[limit], rel=0.03)
+    sent = [{one.collective: one.bytes for one in each.traffic if one.collective != "all-reduce"} for each in (scanned, unrolled)]
+    assert sent[0] == sent[1]
+    assert scanned.step_s == pytest.approx(unrolled.step_s, rel=0.08)
 
 
 def boundless(topology: Topology) -> Topology:
