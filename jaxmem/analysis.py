@@ -110,7 +110,7 @@ def from_refusal(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def speed(artifacts: Mapping[str, Artifact], topology: Topology, model_flops: float | None) -> dict[str, Any] | None:
     """A step's seconds: of `train`, or of `gradients` and `update` one after the other. None where nothing can be said."""
-    ready = {n: a for n, a in artifacts.items() if a.result["status"] == "ok"}
+    ready = {n: a for n, a in artifacts.items() if a.result["status"] == "ok" and a.text("hlo")}
     if not ready or len(ready) != len(artifacts) or topology.chip.kind == "cpu":
         return None
     total: dict[str, Any] = {"step_s": 0.0, "seconds_by_limit": {}, "traffic": [], "warnings": []}

@@ -110,12 +110,8 @@ def check(fn: Callable, *args: Any, topology: str | Topology, donate_argnums: in
     try:
         blob, description = foreign.export(fn, args, kwargs, topology, donate_argnums=as_tuple(donate_argnums),
                                            static_argnums=as_tuple(static_argnums), jit_kwargs=dict(jit_kwargs or {}))
-    except InputError:
-        raise
-    except Exception as error:
-        if "callback" in str(error).lower():
-            return not_covered(name, topology, "host callbacks: their memory and time are outside of what a compiler sees")
-        raise
+    except foreign.NotCovered as error:
+        return not_covered(name, topology, str(error))
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder:
         path = pathlib.Path(folder) / "program.export"
         path.write_bytes(blob)

@@ -18,6 +18,7 @@ import traceback
 from typing import Any
 
 from jaxmem.spec import InputError
+from jaxmem.targets.callbacks import has_callbacks
 
 SCHEMA = 1
 
@@ -187,24 +188,6 @@ def usable_analysis(values: dict[str, Any]) -> dict[str, int] | None:
     if any(v is None or v < 0 for v in needed) or not any(needed):
         return None
     return values
-
-
-def has_callbacks(traced: Any) -> bool:
-    """Whether host callbacks run inside: their memory and time are outside of what the compiler sees."""
-    import jax
-
-    def inside(jaxpr: Any) -> bool:
-        for equation in jaxpr.eqns:
-            if "callback" in equation.primitive.name or equation.primitive.name in ("outside_call", "debug_print"):
-                return True
-            for value in equation.params.values():
-                for item in value if isinstance(value, (tuple, list)) else (value,):
-                    inner = getattr(item, "jaxpr", item)
-                    if isinstance(inner, jax.extend.core.Jaxpr) and inside(inner):
-                        return True
-        return False
-    import jax.extend.core  # noqa: F401
-    return inside(traced.jaxpr.jaxpr)
 
 
 SIZE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}

@@ -14,6 +14,11 @@ from typing import Any
 
 from jaxmem.hardware import Topology, parse_topology
 from jaxmem.spec import InputError, nearest
+from jaxmem.targets.callbacks import has_callbacks
+
+class NotCovered(Exception):
+    """A check would say nothing true about this program."""
+
 
 KINDS = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
@@ -102,6 +107,8 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
     extra = dict(jit_kwargs or {})
     with jax.sharding.use_abstract_mesh(the_mesh) if the_mesh is not None else contextlib.nullcontext():
         jitted = jax.jit(flat, donate_argnums=tuple(donated), **extra)
+        if has_callbacks(jitted.trace(*leaves)):
+            raise NotCovered("host callbacks run inside: their memory and time are outside of what a compiler sees")
         exported = jax.export.export(jitted, platforms=[KINDS[topology.chip.kind]], disabled_checks=_allow_custom_calls())(*leaves)
     description = {"paths": [name_of(p, args, place) for p in paths], "outputs": out_paths, "donate": donated,
                    "axes": dict(the_mesh.shape) if the_mesh is not None else {},
