@@ -24,6 +24,7 @@ from jaxmem.hlo.parse import Computation, Instruction, Module, Shape, trip_count
 OPCODES = {"all-gather": "all-gather", "all-reduce": "all-reduce", "reduce-scatter": "reduce-scatter", "all-to-all": "all-to-all",
            "ragged-all-to-all": "all-to-all", "collective-permute": "collective-permute",
            "collective-broadcast": "collective-permute"}
+_FLAGS = (2, 4)  # memory spaces of synchronization flags; data may be in HBM, VMEM, a v4's CMEM (3) or on the host
 Role = Literal["whole", "start", "continue", "done"]
 Groups = tuple[tuple[int, ...], ...]
 
@@ -128,7 +129,7 @@ def _read(module: Module, instruction: Instruction, opcode: str, role: Role, key
 
 
 def _data_bytes(shape: Shape) -> int:
-    return sum(leaf.bytes for _, leaf in shape.leaves() if leaf.memory_space in (0, 1, 5))
+    return sum(leaf.bytes for _, leaf in shape.leaves() if leaf.memory_space not in _FLAGS)
 
 
 def groups_of(instruction: Instruction, partitions: int) -> Groups | None:

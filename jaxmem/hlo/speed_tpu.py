@@ -159,10 +159,11 @@ class Reader:
         sending = [one for one in found if one.role in ("whole", "start")]
         awaits = tuple(dict.fromkeys(one.key for one in found if one.role == "done"))
         unread = next((one.instruction.name for one in sending if one.groups is None), None)
-        return Reading(
-            compute=compute, links=tuple(self.link(one) for one in sending), awaits=awaits,
-            starts=next((one.key for one in sending if one.role == "start"), None),
-            unknown=f"the device groups of {unread} are in a form that is not understood" if unread else None)
+        unknown = f"the device groups of {unread} are in a form that is not understood" if unread else None
+        if self.places is None and any(one.size > 1 for one in sending):
+            unknown = f"where the devices of {sending[0].instruction.name} sit on the torus is unknown"
+        return Reading(compute=compute, links=tuple(self.link(one) for one in sending), awaits=awaits, unknown=unknown,
+                       starts=next((one.key for one in sending if one.role == "start"), None))
 
     def link(self, one: Collective) -> Link:
         groups = one.groups or ()

@@ -191,6 +191,7 @@ def test_tensor_parallelism_reduces_activations_once_a_layer() -> None:
     ("%r = ((f32[16]{0}), f32[4]{0}) reduce-scatter-start(%p), GROUPS, dimensions={0}, to_apply=%add", 64),
     ("%r = (f32[16]{0}, f32[64]{0}) all-gather-start(%p), GROUPS, dimensions={0}", 256),
     ("%r = f32[16]{0} all-reduce-start(%p), GROUPS, to_apply=%add", 64),
+    ("%r = f32[64]{0:S(3)} all-gather(%p), GROUPS, dimensions={0}", 256),  # a v4 has its CMEM there
     ("%r = (f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}", 64),
 ])
 def test_the_whole_array_of_every_form(line: str, whole: int) -> None:

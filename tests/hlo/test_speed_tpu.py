@@ -300,3 +300,9 @@ def test_constants_are_few_and_inside_their_physical_ranges() -> None:
     assert len(CONSTANTS) <= 4
     for name, constant in CONSTANTS.items():
         assert constant.low < getattr(TPU, name) <= constant.high, name
+
+
+def test_unknown_places_make_a_collective_unknown() -> None:
+    text = schedule("%g = f32[4096]{0} all-gather(%p), replica_groups=[1,256]<=[256], dimensions={0}")
+    speed = predict_tpu(parse(text), V5E, {"axes": {"fsdp": 256}, "places": None})
+    assert speed.step_s is None and "torus" in speed.warnings[0]
