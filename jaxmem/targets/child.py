@@ -20,7 +20,7 @@ from typing import Any
 from jaxmem.spec import InputError
 from jaxmem.targets.callbacks import has_callbacks
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def die_with_parent() -> None:
@@ -79,7 +79,7 @@ def compile_one(request: dict, name: str, program: Any) -> None:
     text = lowered.as_text()
     lower_s = time.perf_counter() - start
     arguments = describe_arguments(lowered, program)
-    key = hashlib.sha256("\n".join([text, json.dumps(arguments), request["key_salt"]]).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\n".join([text, json.dumps(arguments), request["key_salt"], str(SCHEMA)]).encode()).hexdigest()[:32]
     folder = pathlib.Path(request["artifacts"]) / key
     if request["use_cache"] and (folder / "result.json").exists():
         tell(program=name, phase="done", key=key, cached=True)
@@ -178,6 +178,7 @@ def memory_of(compiled: Any) -> dict[str, int] | None:
     names = {"argument_bytes": "argument_size_in_bytes", "output_bytes": "output_size_in_bytes", "alias_bytes": "alias_size_in_bytes",
              "temp_bytes": "temp_size_in_bytes", "generated_code_bytes": "generated_code_size_in_bytes",
              "peak_bytes": "peak_memory_in_bytes", "host_argument_bytes": "host_argument_size_in_bytes",
+             "allocated_bytes": "total_allocation_bytes", "unpadded_heap_bytes": "peak_unpadded_heap_bytes",
              "host_output_bytes": "host_output_size_in_bytes", "host_alias_bytes": "host_alias_size_in_bytes",
              "host_temp_bytes": "host_temp_size_in_bytes"}
     return usable_analysis({ours: getattr(analysis, theirs, None) for ours, theirs in names.items()})
