@@ -1,7 +1,8 @@
 """Where does the one published GPU step lie in the interval that is predicted for it?
 
 Command: `python -m experiments.benchmarks.gpu_speed` (seconds: reads the stored programs of tests/fixtures/speed_gpu)
-         `... --programs=compile` compiles them anew for h100:8x8 (minutes each), `--store` keeps them trimmed.
+         `... --programs=compile` compiles them anew for h100:8x8 (minutes each), `--store` keeps them trimmed,
+         `--docs=docs/gpu_speed.md` writes the page.
 Expected: a line for each recomputation policy and attention kernel, and the interval over those that fit, with 7.908 s inside.
 
 The measurement is NVIDIA's, of MaxText's llama2-70b on 8 hosts of 8 H100 (batch 128, sequence 4096, FSDP 64, bf16). Neither its
@@ -43,6 +44,7 @@ USABLE = 0.92  # part of the card's memory that such runs hand to JAX; what need
 
 _PROGRAMS = flags.DEFINE_enum("programs", "stored", ["stored", "compile"], "where the compiled programs come from")
 _STORE = flags.DEFINE_bool("store", False, "keep the compiled programs, trimmed, as fixtures")
+_DOCS = flags.DEFINE_string("docs", None, "write the page here")
 _ONLY = flags.DEFINE_string("only", None, "names of programs, by comma")
 
 
@@ -161,6 +163,29 @@ def verdict(candidates: Sequence[Candidate]) -> str:
             "either end of its published range")
 
 
+def page(candidates: Sequence[Candidate]) -> str:
+    """docs/gpu_speed.md."""
+    typical = speed_gpu.achieved_by(TOPOLOGY.chip)
+    rates = [f"| `{name}` | {getattr(typical, name):g} | {low:g} to {high:g} | {speed_gpu.FOUND[name]} |"
+             for name, (low, high) in speed_gpu.RANGES.items()]
+    versions = sorted({f"jax {candidate.versions['jax']}" for candidate in candidates})
+    return "\n".join([
+        "# Predicted speed on GPUs", "",
+        "Written by `python -m experiments.benchmarks.gpu_speed --docs=docs/gpu_speed.md`. Predictions are made from programs compiled",
+        f"for the target ({', '.join(versions)}) without one. Nothing here was measured by jaxmem.", "",
+        "## llama2-70b on 8 hosts of 8 H100", "",
+        "Batch 128, sequence 4096, FSDP over 64, bf16. Neither the recomputation nor the attention kernel of the measured program is",
+        "stated, so both vary; `cudnn` costs the program's attention calls as if cuDNN made them. Peak memory, seconds and MFU are",
+        "predicted from a compile.", "",
+        *table(candidates), "", "```", verdict(candidates), "```", "",
+        "What the model leaves out makes a real step longer: the slowest of 64 GPUs sets the pace, collectives take memory bandwidth and",
+        "power from the kernels beside them, and the network is shared.", "",
+        "## Rates", "",
+        "Parts of the data sheet's figures (`jaxmem/chips.py`), published measurements all, the same for every program. The row above was",
+        "not used to choose any.", "",
+        "| rate | value | pessimistic to optimistic | found by |", "|---|---|---|---|", *rates, ""])
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
     names = [name for name in POLICIES if _ONLY.value is None or name in _ONLY.value.split(",")]
@@ -173,6 +198,8 @@ def main(argv: Sequence[str]) -> None:
     print("\n".join(table(candidates)))
     print()
     print(verdict(candidates))
+    if _DOCS.value:
+        pathlib.Path(_DOCS.value).write_text(page(candidates))
 
 
 if __name__ == "__main__":

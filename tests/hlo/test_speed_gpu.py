@@ -353,7 +353,7 @@ def test_flops_of_a_compiled_step_equal_the_closed_form(name: str) -> None:
 
 
 def test_a_scanned_and_an_unrolled_program_agree() -> None:
-    """In work and traffic closely; in the step less, as the compiler combines the unrolled layers' scatters into one at the end."""
+    """In work and traffic closely, in the step less: the compiler combines the unrolled layers' scatters into one at the end."""
     scanned, unrolled = of_fixture("scanned"), of_fixture("unrolled")
     assert scanned.flops == unrolled.flops
     for limit in ("math", "memory"):
