@@ -394,7 +394,10 @@ class Attribution:
         return label
 
     def _best(self, values: list[Value]) -> Label:
-        labels = [self.of_value(value) for value in values]
+        deepest_first = sorted(
+            values, key=lambda value: -value.depth
+        )  # of a loop's carry, what the loop makes rather than what it got
+        labels = [self.of_value(value) for value in deepest_first]
         best = min(labels, key=_informative)
         phases = {scope(label.op_name)[0] for label in labels if label.op_name}
         kind = best.kind
@@ -452,6 +455,6 @@ def _common_scope(computation: Computation) -> str | None:
 
 
 def _path_module(path: str) -> str | None:
-    """`params['blocks']['mlp']['up']`, `0/opt_state/0/mu/blocks/mlp/up` -> `blocks/mlp`: without the roots of the tree and without the leaf."""
+    """`params['blocks']['mlp']['up']`, `0/opt_state/0/mu/blocks/mlp/up` -> `blocks/mlp`: without roots and leaf."""
     names = [name for name in re.findall(r"[A-Za-z_]\w*", path) if name not in _TREE_ROOTS]
     return "/".join(names[:-1]) or (names[0] if names else None)

@@ -12,16 +12,27 @@ from jaxmem.hlo.parse import HBM, HOST, Module
 from jaxmem.hlo.schedule import Schedule, Value, replay
 from jaxmem.hlo.timeline import Block, Timeline, assemble
 
+FRAGMENTATION = "fragmentation"
+
 
 def timeline(module: Module, result: Mapping[str, Any]) -> Timeline:
     """Live HBM bytes of one device over the schedule and the peak's composition. `result` is the artifact's `result.json`.
 
+    The compiler packs what is live into one heap, and no packing is perfect: where `result` says how much it allocates in all
+    (`memory.allocated_bytes`), what is never in use at the peak is a buffer of its own, kind `padding`, module `fragmentation`.
     Raises ValueError when the text is not a schedule.
     """
     schedule = replay(module)
     attribution = Attribution(module, schedule, result)
     blocks = [block for group in schedule.groups if (block := _block(schedule, attribution, group, HBM)) is not None]
     host = [block for group in schedule.groups if (block := _block(schedule, attribution, group, HOST)) is not None]
+    allocated = (result.get("memory") or {}).get("allocated_bytes")
+    gap = allocated - assemble(blocks).peak_bytes if allocated is not None else 0
+    if gap > 0:
+        everywhere = ((0, schedule.length - 1),)
+        blocks.append(
+            Block(intervals=everywhere, bytes=gap, padding_bytes=gap, kind="padding", module=FRAGMENTATION, name=FRAGMENTATION)
+        )
     names = {index: instruction.name for index, instruction in enumerate(schedule.points)}
     return assemble(blocks, peak_instruction=names, host_peak_bytes=assemble(host).peak_bytes)
 

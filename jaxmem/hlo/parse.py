@@ -270,7 +270,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a bracket is still to be closed: then the next line belongs to this instruction (Pallas metadata has line breaks)."""
+    """Whether a bracket is still open: then the next line belongs to this instruction (Pallas metadata has line breaks)."""
     depth = 0
     for match in _TOKEN.finditer(text):
         depth += (match.group() in "({[") - (match.group() in ")}]")
@@ -469,7 +469,8 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     """How often a `while` runs its body: what the compiler knows, else read from `counter < constant`; None when neither says.
 
     GPU text carries `known_trip_count`. TPU text does not: there the condition compares a counter of the carry with a constant;
-    the counter starts at a constant of the caller (0 when it cannot be traced, as every scan starts there) and grows by one.
+    the counter starts at a constant of the caller (0 when it cannot be traced, as every scan starts there) and grows by a constant
+    of the body (2 in the compiler's own loops of collective matmuls).
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.raw_attributes)
     if known:
@@ -496,9 +497,10 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     direction = compare.attributes.get("direction")
     if sides[0] is bounds[0]:
         direction = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}.get(direction or "")
-    if bound is None or direction not in ("LT", "LE"):
+    step = _step(module, loop, position)
+    if bound is None or not step or direction not in ("LT", "LE"):
         return None
-    return max(0, bound - (start or 0) + (direction == "LE"))
+    return max(0, -(-(bound - (start or 0) + (direction == "LE")) // step))
 
 
 def _origin(instruction: Instruction, scope: Computation, binding: Mapping[int, Instruction], caller: Computation) -> Instruction:
@@ -510,6 +512,33 @@ def _origin(instruction: Instruction, scope: Computation, binding: Mapping[int, 
             instruction, scope, binding = binding[int(instruction.literal or 0)], caller, {}
         else:
             return instruction
+
+
+def _step(module: Module, loop: Instruction, position: int) -> int | None:
+    """The constant that the body adds to an element of its carry; None when it does something else with it."""
+    body = module.computations[loop.called["body"][0]]
+    if body.root.opcode != "tuple":
+        return None
+    grown, scope = body.by_name[body.root.operands[position]], body
+    binding: dict[int, Instruction] = {}
+    while grown.opcode in ("copy", "bitcast", "fusion", "get-tuple-element"):
+        element = None
+        if grown.opcode == "get-tuple-element":  # one result of a fusion with several
+            element, grown = int(grown.attributes["index"]), scope.by_name[grown.operands[0]]
+            if grown.opcode != "fusion":
+                return None
+        if grown.opcode == "fusion":
+            binding = {number: scope.by_name[operand] for number, operand in enumerate(grown.operands)}
+            scope = module.computations[grown.called["calls"][0]]
+            grown = scope.root if element is None else scope.by_name[scope.root.operands[element]]
+        else:
+            grown = scope.by_name[grown.operands[0]]
+    if grown.opcode != "add":
+        return None
+    sides = [_origin(scope.by_name[operand], scope, binding, body) for operand in grown.operands]
+    steps = [_integer(side) for side in sides if side.opcode == "constant"]
+    counters = [side for side in sides if side.opcode == "get-tuple-element" and side.attributes["index"] == str(position)]
+    return steps[0] if len(steps) == len(counters) == 1 else None
 
 
 def _integer(instruction: Instruction) -> int | None:
