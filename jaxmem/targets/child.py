@@ -89,7 +89,7 @@ def compile_one(request: dict, name: str, program: Any) -> None:
         "schema": SCHEMA, "program": name, "status": "ok", "reason": None, "lower_s": lower_s, "compile_s": None, "memory": None,
         "limit_bytes": None, "callbacks": callbacks, "arguments": arguments, "outputs": list(program.output_labels),
         "topology": request["topology"], "backend": request["backend"], "versions": request["versions"], "flags": request["flags"],
-        "mesh": describe_mesh(program.mesh), "attention": getattr(program, "attention", None)}
+        "mesh": describe_mesh(program.mesh), "text_sha256": hashlib.sha256(text.encode()).hexdigest()}
     files: dict[str, str] = {}
     start = time.perf_counter()
     try:

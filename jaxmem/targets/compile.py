@@ -259,4 +259,4 @@ def failure(program: str, status: str, reason: str, request: Request, installed:
         "schema": 1, "program": program, "status": status, "reason": reason, "lower_s": None, "compile_s": None, "memory": None,
         "limit_bytes": None, "callbacks": False, "arguments": [], "outputs": [], "topology": request.topology.text,
         "backend": backend_name(request.topology), "versions": dict(installed), "flags": list(request.flags),
-        "mesh": {"axes": {}, "places": None, "ids": None}, "attention": None})
+        "mesh": {"axes": {}, "places": None, "ids": None}, "text_sha256": None})
