@@ -84,7 +84,7 @@ def test_all_but_the_hidden_limits_add_up_to_the_step() -> None:
     assert parts["memory"] == 2.5
 
 
-def loop(name: str, trips: int | None, inner: str) -> str:
+def loop(name: str, trips: int | None, inner: str, step: int = 1) -> str:
     bound = f"s32[] constant({trips})" if trips is not None else "s32[] get-tuple-element(%c), index=0"
     return f"""
 %{name}_condition (c: (s32[], f32[16])) -> pred[] {{
@@ -98,7 +98,7 @@ def loop(name: str, trips: int | None, inner: str) -> str:
   %c = (s32[], f32[16]{{0}}) parameter(0)
   %i = s32[] get-tuple-element(%c), index=0
   %p = f32[16]{{0}} get-tuple-element(%c), index=1
-  %one = s32[] constant(1)
+  %one = s32[] constant({step})
   %next = s32[] add(%i, %one)
   %zero = s32[] constant(0)
   %start = (s32[], f32[16]{{0}}) tuple(%zero, %p)
@@ -118,6 +118,19 @@ def test_nested_loops_multiply() -> None:
     total = run(text, {"work": Cost(seconds=2.0, flops=10.0, limit="math", transfers=(Transfer(stream="fsdp", seconds=1.0),))})
     assert (total.seconds, total.flops) == (15 * 3.0, 150.0)
     assert total.counts["fsdp", ""] == 15
+
+
+@pytest.mark.parametrize(("bound", "step", "trips"), [(8, 1, 8), (8, 2, 4), (9, 2, 5)])
+def test_a_counter_may_grow_by_more_than_one(bound: int, step: int, trips: int) -> None:
+    more = loop("outer", bound, "  " + op("work"), step)
+    text = schedule("%zero = s32[] constant(0)", "%start = (s32[], f32[16]{0}) tuple(%zero, %p)", call("outer"), more=more)
+    assert run(text, {"work": Cost(seconds=2.0)}).seconds == 2.0 * trips
+
+
+def test_a_counter_that_does_not_count_is_unknown() -> None:
+    more = loop("outer", 8, "  " + op("work")).replace("%next = s32[] add(", "%next = s32[] multiply(")
+    text = schedule("%zero = s32[] constant(0)", "%start = (s32[], f32[16]{0}) tuple(%zero, %p)", call("outer"), more=more)
+    assert speed_of(run(text, {"work": Cost(seconds=2.0)})).step_s is None
 
 
 def test_an_unknown_trip_count_is_not_one() -> None:
