@@ -79,7 +79,8 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
         assert error < tolerance, f"{name}: off by {error:.1e} of its largest element"
 
 
-CASES = [("xla", None, None), ("xla", 100, 5.0), ("splash", None, None), ("splash", 100, 5.0), ("triton", None, None)]
+CASES = [("xla", None, None), ("xla", 100, 5.0), ("splash", None, None), ("splash", 100, 5.0), ("triton", None, None),
+         ("triton", 100, 5.0)]
 
 
 @pytest.mark.parametrize(("implementation", "window", "softcap"), CASES)
@@ -145,17 +146,26 @@ def test_kernels_read_grouped_keys_without_copying_them() -> None:
         assert not {shape for shape in shapes if HEAD_DIM in shape and np.prod(shape) >= BATCH * SEQ * HEADS * HEAD_DIM}, shapes
 
 
-def test_splash_residuals_can_be_saved_by_name() -> None:
+@pytest.mark.parametrize(("implementation", "kernel"), [("splash", "name=splash_mha_fwd"), ("triton", "name=mha_forward")])
+def test_residuals_can_be_saved_by_name(implementation, kernel) -> None:
     """With `save:context` the backward pass finds output and row sums and runs no forward kernel again."""
     q, k, v, segment_ids, weights = inputs()
-    attend = attention("splash", None, execution="compiled")
+    attend = attention(implementation, None)
 
     def kernels(policy) -> int:
         f = jax.checkpoint(lambda q, k, v: (attend(q, k, v, segment_ids) * weights).sum(), policy=policy)
-        return str(jax.make_jaxpr(jax.grad(f, (0, 1, 2)))(q, k, v)).count("name=splash_mha_fwd")
+        return str(jax.make_jaxpr(jax.grad(f, (0, 1, 2)))(q, k, v)).count(kernel)
     names = jax.checkpoint_policies.save_only_these_names
     assert kernels(names(attention_module.CONTEXT)) == 1
     assert kernels(names("nothing_of_that_name")) == 2
+
+
+def test_head_sizes_that_are_no_power_of_two_are_padded_and_cut() -> None:
+    q, k, v, segment_ids, _ = (x[:1, :128, :, :24] if x.ndim == 4 else x[:1, :128] for x in inputs())
+    wanted = attention("xla", None)(q, k, v, segment_ids)
+    found = attention("triton", None, execution="interpreted")(q, k, v, segment_ids)
+    assert found.shape == (1, 128, HEADS, 24) and float(jnp.abs(wanted).max()) > 1
+    assert float(jnp.abs(found - wanted).max()) < 1e-5
 
 
 @pytest.mark.parametrize(("seq", "block"), [(128, 128), (256, 256), (384, 128), (1536, 512), (8192, 512)])
@@ -168,8 +178,8 @@ def test_choice_by_chip() -> None:
     shape = dict(seq=4096, head_dim=128, heads=32, kv_heads=8)
     assert [choose(kind, **shape) for kind in ("tpu", "gpu", "cpu")] == ["splash", "triton", "xla"]
     assert choose("tpu", **shape | {"seq": 4000}) == "xla"
-    assert choose("gpu", **shape, window=512) == "xla" and choose("gpu", **shape, softcap=50.0) == "xla"
-    assert choose("gpu", **shape, window=4096) == "triton"  # a window as long as the sequence hides nothing
+    assert choose("gpu", **shape, window=512, softcap=50.0) == "triton"
+    assert choose("gpu", **shape | {"head_dim": 512}) == "xla"
 
 
 def test_problems_name_numbers_and_what_would_work() -> None:

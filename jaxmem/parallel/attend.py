@@ -8,10 +8,11 @@ Costs: 4 x B x S x S x N x H FLOPs forward over the full square (the fused kerne
 Use: `splash` on TPU, `triton` on NVIDIA, `xla` anywhere. Avoid: `xla` at long sequences.
 
 What compiles ahead of time for a GPU that is not there (jax 0.12.0.1, CUDA 13 plugin and pjrt alone; forward and backward of
-8 x 4096 x 32 heads x 8 kv heads x 128 bf16 with segment ids on data 4 x tensor 2 H100; inputs 48 MiB a device; 2 busy cores):
+8 x 4096 x 32 heads x 8 kv heads x 128 bf16 with segment ids on data 4 x tensor 2 H100; inputs 48 MiB a device; busy cores):
 
     implementation                   temp MiB   compile s   what it lacks
-    Pallas-Triton `mha`                   128        2-5    sliding window, soft cap; also on A100 and B200
+    `triton_attention`, ours               33        4-20   -; also on A100 and B200
+    Pallas-Triton `mha` of jax            128        2-5    window, soft cap, kv heads (a dk and dv a query head); not used
     cuDNN, with its wheel                 128        3-18   soft cap; segment ids only as a [B, 1, S, S] bias (64 MiB of the 128)
     cuDNN, without its wheel                -          -    "cuDNN not found"
     XLA                                  5153        4-6    -
@@ -27,7 +28,6 @@ Shape letters: B batch, S sequence (queries), T sequence (keys), N query heads, 
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -72,10 +72,6 @@ def attention_problems(implementation: Implementation, *, seq: int, head_dim: in
             problems.append(f"attention=triton needs seq({seq}) to be a multiple of 128; nearest {_nearest(seq, 128)}")
         if head_dim > 256 or head_dim < 16:
             problems.append(f"attention=triton keeps whole heads in shared memory: head_dim({head_dim}) must lie in 16..256")
-        if window is not None and window < seq:
-            problems.append("attention=triton has no sliding window; attention=xla has")
-        if softcap is not None:
-            problems.append("attention=triton has no logit soft cap; attention=xla has")
     if implementation == "cudnn":
         if head_dim % 8 or head_dim > 128:
             problems.append(f"attention=cudnn needs head_dim({head_dim}) to be a multiple of 8 and at most 128")
@@ -156,24 +152,15 @@ def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, block_si
 
 
 def _triton(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, execution):
-    if window is not None and window < q_BSNH.shape[1] or softcap is not None:
-        raise ValueError("attention=triton has neither a sliding window nor a soft cap; use attention=xla")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # says: use tokamax
-        from jax.experimental.pallas.ops.gpu import attention as kernels
+    from jaxmem.parallel import triton_attention
 
-    batch, seq, heads, head_dim = q_BSNH.shape
-    kv_heads = k_BSKH.shape[2]
-    blocks = kernels.BlockSizes(block_q=128, block_k=128 if head_dim <= 64 else 64, block_q_dkv=32, block_kv_dkv=32,
-                                block_q_dq=32, block_kv_dq=32)
-    equal_heads = lambda q: kernels.mha(  # noqa: E731
-        q, k_BSKH, v_BSKH, segment_ids_BS, sm_scale=head_dim ** -0.5, causal=True, block_sizes=blocks,
-        interpret=execution == "interpreted")
-    # The kernel wants as many query as kv heads: mapped over the query heads of a group it reads k and v G times, but copies
-    # neither. It returns one dk and dv a query head, which are summed after it.
-    q_BSKGH = q_BSNH.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
-    o_BSKGH = jax.vmap(equal_heads, in_axes=3, out_axes=3)(q_BSKGH)
-    return checkpoint_name(o_BSKGH.reshape(q_BSNH.shape), CONTEXT)
+    _, seq, _, head_dim = q_BSNH.shape
+    settings = triton_attention.Settings(
+        scale=head_dim ** -0.5, window=window if window is not None and window < seq else None, softcap=softcap,
+        residual_name=CONTEXT, interpret=execution == "interpreted", **triton_attention.blocks_for(seq, head_dim))
+    more = (1 << (head_dim - 1).bit_length()) - head_dim  # Triton's arrays are powers of two; zeros change no product
+    q_BSNH, k_BSKH, v_BSKH = (jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, more))) if more else x for x in (q_BSNH, k_BSKH, v_BSKH))
+    return triton_attention.attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, settings)[..., :head_dim]
 
 
 def _cudnn(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap):
