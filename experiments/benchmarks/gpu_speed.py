@@ -35,8 +35,6 @@ TOPOLOGY = parse_topology("h100:8x8")
 POLICIES = {  # name -> remat
     "70b_block": "block",
     "70b_qkv": "save:query_proj+key_proj+value_proj",
-    "70b_context": "save:context",
-    "70b_qkv_context_out": "save:query_proj+key_proj+value_proj+context+out_proj",
 }
 KERNELS: tuple[AttentionKind, ...] = ("triton", "cudnn")
 ENDS: tuple[speed_gpu.End, ...] = ("optimistic", "typical", "pessimistic")
@@ -171,18 +169,17 @@ def page(candidates: Sequence[Candidate]) -> str:
     versions = sorted({f"jax {candidate.versions['jax']}" for candidate in candidates})
     return "\n".join([
         "# Predicted speed on GPUs", "",
-        "Written by `python -m experiments.benchmarks.gpu_speed --docs=docs/gpu_speed.md`. Predictions are made from programs compiled",
-        f"for the target ({', '.join(versions)}) without one. Nothing here was measured by jaxmem.", "",
+        "Written by `python -m experiments.benchmarks.gpu_speed --docs=docs/gpu_speed.md`. Predictions are made from programs",
+        f"compiled for the target ({', '.join(versions)}) without one. Nothing here was measured by jaxmem.", "",
         "## llama2-70b on 8 hosts of 8 H100", "",
-        "Batch 128, sequence 4096, FSDP over 64, bf16. Neither the recomputation nor the attention kernel of the measured program is",
-        "stated, so both vary; `cudnn` costs the program's attention calls as if cuDNN made them. Peak memory, seconds and MFU are",
-        "predicted from a compile.", "",
+        "Batch 128, sequence 4096, FSDP over 64, bf16. Neither the recomputation nor the attention kernel of the measured",
+        "program is stated, so both vary; `cudnn` costs the program's attention calls as if cuDNN made them. Peak memory,",
+        "seconds and MFU are predicted from a compile.", "",
         *table(candidates), "", "```", verdict(candidates), "```", "",
-        "What the model leaves out makes a real step longer: the slowest of 64 GPUs sets the pace, collectives take memory bandwidth and",
-        "power from the kernels beside them, and the network is shared.", "",
+        "What the model leaves out makes a real step longer: the slowest of 64 GPUs sets the pace, collectives take memory",
+        "bandwidth and power from the kernels beside them, and the network is shared.", "",
         "## Rates", "",
-        "Parts of the data sheet's figures (`jaxmem/chips.py`), published measurements all, the same for every program. The row above was",
-        "not used to choose any.", "",
+        "Parts of the data sheet's figures (`jaxmem/chips.py`), the same for every program; the row above chose none.", "",
         "| rate | value | pessimistic to optimistic | found by |", "|---|---|---|---|", *rates, ""])
 
 
