@@ -92,14 +92,16 @@ def test_areas_are_as_tall_as_the_data(show, name):
         const [left, , wide, tall] = svg.getAttribute('viewBox').split(' ').map(Number);
         const out = {top: +chart.dataset.top, heights: []};
         for (const share of SHARES) {
-            const found = {};
-            for (const path of svg.querySelectorAll('path.area')) {
-                let inside = 0;
-                for (let i = 0; i < 500; i++)
-                    inside += path.isPointInFill(new DOMPoint(left + share * wide, (i + 0.5) / 500 * tall));
-                found[path.dataset.kind] = inside / 500;
+            const found = {}, paths = [...svg.querySelectorAll('path.area')];
+            let highest = 0, overlaps = 0;
+            for (let i = 0; i < 500; i++) {
+                const at = new DOMPoint(left + share * wide, (i + 0.5) / 500 * tall);
+                const inside = paths.filter(path => path.isPointInFill(at)).map(path => path.dataset.kind);
+                for (const kind of inside) found[kind] = (found[kind] || 0) + 1 / 500;
+                if (inside.length) highest = Math.max(highest, 1 - i / 500);
+                overlaps += inside.length > 1;
             }
-            out.heights.push(found);
+            out.heights.push([found, highest, overlaps]);
         }
         return out;
     })()"""
@@ -107,12 +109,16 @@ def test_areas_are_as_tall_as_the_data(show, name):
     chosen = [points[i] for i in range(3, len(points) - 1, len(points) // 8)] + [p for p in points if p["t"] == entry["peak_t"]]
     span = points[-1]["t"] - points[0]["t"]
     got = page.value(probe.replace("SHARES", json.dumps([(point["t"] - points[0]["t"]) / span + 0.002 for point in chosen])))
-    for point, heights in zip(chosen, got["heights"], strict=True):
-        for kind, share in heights.items():
-            rest = point["bytes"] - sum(point["by_kind"].values())
-            want = rest if kind == UNATTRIBUTED.name else point["by_kind"].get(kind, 0)
-            assert share * got["top"] == pytest.approx(want, abs=0.006 * got["top"]), (point["t"], kind)
-        assert sum(heights.values()) * got["top"] == pytest.approx(point["bytes"], abs=0.01 * got["top"])
+    for point, (heights, highest, overlaps) in zip(chosen, got["heights"], strict=True):
+        want = point["by_kind"] | {UNATTRIBUTED.name: point["bytes"] - sum(point["by_kind"].values())}
+        for kind in want | heights:
+            assert heights.get(kind, 0) * got["top"] == pytest.approx(want.get(kind, 0), abs=0.006 * got["top"]), (
+                point["t"],
+                kind,
+            )
+        # They stand on one another.
+        assert highest * got["top"] == pytest.approx(point["bytes"], abs=0.006 * got["top"])
+        assert overlaps <= len(want)
     # The marks stand where the data says, in pixels of the page.
     marks = page.value("""(() => {
         const plot = document.querySelector('.plot').getBoundingClientRect();
