@@ -23,7 +23,8 @@ def changes(workload: Workload, plan: Plan, topology: Topology) -> Iterator[Chan
     optimizer = workload.optimizer
     rows = workload.batch // (plan.data * plan.fsdp)
     if plan.zero < 3 and plan.data * plan.fsdp > 1:
-        yield with_plan("zero=3 over fsdp", zero=3, fsdp=plan.fsdp * plan.data, data=1) if topology.slices == 1 else with_plan("zero=3", zero=3)
+        over = {"fsdp": plan.fsdp * plan.data, "data": 1} if topology.slices == 1 else {}
+        yield with_plan("zero=3", zero=3, **over)
     if plan.data > topology.slices:
         yield with_plan(f"data={topology.slices},fsdp={plan.fsdp * plan.data // topology.slices}", data=topology.slices,
                         fsdp=plan.fsdp * plan.data // topology.slices)

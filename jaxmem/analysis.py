@@ -96,14 +96,15 @@ def from_refusal(result: Mapping[str, Any]) -> dict[str, Any]:
     """The largest allocations that an out-of-memory message of the TPU compiler lists."""
     message = result.get("message") or ""
     buffers = []
-    pattern = (r"Size: ([\d.]+[KMGT]?)\s*(?:Operator: op_(?:type=\S+ op_)?name=\"([^\"]*)\"[^\n]*)?\s*(?:\n\s*)?Shape: (\w+)\[([\d,]*)\]"
+    pattern = (r"Size: ([\d.]+[KMGT]?)\s*(?:Operator: op_(?:type=\S+ op_)?name=\"([^\"]*)\"[^\n]*)?\s*(?:\n\s*)?"
+               r"Shape: (\w+)\[([\d,]*)\]"
                r"[^\n]*\n\s*Unpadded size: ([\d.]+[KMGT]?)")
     from jaxmem.hlo.attribute import classify
     for size, op_name, dtype, dims, unpadded in re.findall(pattern, message):
         kind, module = classify(op_name or None)
         total = parse_size(size)
-        buffers.append({"bytes": total, "padding_bytes": max(0, total - parse_size(unpadded)), "dtype": dtype, "kind": kind, "module": module,
-                        "shape": [int(d) for d in dims.split(",") if d], "sharding": None, "source": None, "name": None,
+        buffers.append({"bytes": total, "padding_bytes": max(0, total - parse_size(unpadded)), "dtype": dtype, "kind": kind,
+                        "module": module, "shape": [int(d) for d in dims.split(",") if d], "sharding": None, "source": None, "name": None,
                         "op_name": op_name or None, "path": None})
     return {"buffers": buffers[:BUFFERS], "composition": [], "unattributed_bytes": None}
 

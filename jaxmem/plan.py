@@ -3,7 +3,6 @@
 A plan prints as one line and parses back: `fsdp=16,tensor=4,remat=save:query_proj+out_proj`.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -147,9 +146,10 @@ class Plan:
                        f"be split; nearest: {choices('tensor', workload.seq, self.tensor)}")
         rows = self.data * self.fsdp
         if workload.batch % (rows * self.accumulate):
-            out.append(f"batch({workload.batch}) is not a multiple of data({self.data}) * fsdp({self.fsdp}) * accumulate({self.accumulate}) "
-                       f"= {rows * self.accumulate}; nearest: batch={nearest_multiple(workload.batch, rows * self.accumulate)}"
-                       + (f", or accumulate={nearest_divisor(workload.batch // rows, self.accumulate)}" if workload.batch % rows == 0 else ""))
+            unit = rows * self.accumulate
+            other = f", or accumulate={nearest_divisor(workload.batch // rows, self.accumulate)}" if workload.batch % rows == 0 else ""
+            out.append(f"batch({workload.batch}) is not a multiple of data({self.data}) * fsdp({self.fsdp}) * "
+                       f"accumulate({self.accumulate}) = {unit}; nearest: batch={nearest_multiple(workload.batch, unit)}{other}")
         if self.sequence == "tensor":
             out += multiple("seq", workload.seq, "tensor", self.tensor)
         if workload.seq % self.loss_chunks:

@@ -1,4 +1,6 @@
-"""The step programs of (workload, plan) on a topology's devices: init, train, eval, save. The only file that sees plan, model and optimizer.
+"""The step programs of (workload, plan) on a topology's devices: init, train, eval, save.
+
+The only file that sees plan, model and optimizer.
 
 What is checked is what runs: every command and experiment gets its programs here, and their text depends on the workload, the plan
 and the topology alone. Learning rate and clip norm are inputs at run time.
@@ -34,7 +36,7 @@ from jaxmem.sharding import make_mesh, sharding_for, spec_for, with_sharding
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
-DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16), "f16": jnp.dtype(jnp.float16)}
 BATCH_FIELDS = ("tokens", "targets", "segment_ids", "positions")
 
 
@@ -178,7 +180,8 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
         return update(state, loss, grads, hyper)
 
     def evaluate(params, batch):
-        plain = dataclasses.replace(ops, run_blocks=saving.run_layers(Remat(policy="none"), layers=c.layers, unroll=plan.layers == "unroll"))
+        run_blocks = saving.run_layers(Remat(policy="none"), layers=c.layers, unroll=plan.layers == "unroll")
+        plain = dataclasses.replace(ops, run_blocks=run_blocks)
         with dims_module.layout(constrain_with):
             return {"loss_sum": loss_sum(params, batch, plain), "tokens": count(batch)}
 
@@ -236,7 +239,8 @@ def activation_layout(plan: Plan, workload: Workload, mesh: Mesh) -> dims_module
 
 def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> attention.Implementation:
     c = workload.model
-    shape = dict(seq=workload.seq, head_dim=c.head_dim, heads=c.heads, kv_heads=c.kv_heads, window=c.window, softcap=c.attention_softcap)
+    shape: dict[str, Any] = dict(seq=workload.seq, head_dim=c.head_dim, heads=c.heads, kv_heads=c.kv_heads, window=c.window,
+                                 softcap=c.attention_softcap)
     if plan.attention == "auto":
         return attention.choose(topology.chip.kind, **shape)
     if problems := attention.attention_problems(plan.attention, **shape):

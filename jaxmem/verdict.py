@@ -6,6 +6,7 @@ compiler's outcome against what is usable on the device; nothing that is unknown
 
 import dataclasses
 import hashlib
+import math
 import pathlib
 import sys
 import tempfile
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxmem import analysis
 from jaxmem.cost import flops as model_flops_module
 from jaxmem.environment import versions
-from jaxmem.hardware import Topology, parse_topology
-from jaxmem import analysis
+from jaxmem.hardware import CHIPS, CLOUD_SHAPES, Topology, parse_topology
 from jaxmem.plan import Plan
 from jaxmem.resident import resident_bytes
 from jaxmem.spec import InputError
@@ -69,9 +70,11 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
     request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=programs, topology=topology,
                       flags=flags)
     artifacts = compile_programs(request, timeout_s=timeout_s, jobs=jobs, use_cache=use_cache, progress=progress)
+    artifacts = dict(artifacts)
     resident = {name: resident_bytes(workload, plan, name) for name in artifacts}
     flops = model_flops_module.model_flops(workload)
     check = assemble(artifacts, topology, mem_fraction=mem_fraction, flags=flags, resident=resident, model_flops=flops)
+    explain_refusal(check, request, topology, resident, timeout_s=timeout_s, use_cache=use_cache, progress=progress)
     step_s = check["step_s"]
     check |= {"workload": str(workload), "plan": str(plan), "parameters": workload.model.parameters, "model_flops": flops,
               "tokens_per_s": workload.tokens / step_s if step_s else None,
@@ -122,13 +125,15 @@ def check(fn: Callable, *args: Any, topology: str | Topology, donate_argnums: in
 
 
 def check_program(path: str, function: str, topology: Topology, *, mem_fraction: float = 0.75, compiler_flags: str = "",
-                  timeout_s: float = 1800, jobs: int | None = None, use_cache: bool = True, progress: Progress = to_stderr) -> dict[str, Any]:
+                  timeout_s: float = 1800, jobs: int | None = None, use_cache: bool = True,
+                  progress: Progress = to_stderr) -> dict[str, Any]:
     """`--program=FILE:FUNCTION`: the function runs in the compile child; see `foreign.load_file`."""
     check_fraction(mem_fraction)
     spec = {"kind": "file", "file": str(pathlib.Path(path).resolve()), "function": function}
     salt = None  # what the file imports is unknown, so only the lowered text can be a key
     return _check_foreign(spec, f"{pathlib.Path(path).name}:{function}", topology, salt=salt, mem_fraction=mem_fraction, flags="default",
-                          compiler_flags=compiler_flags, timeout_s=timeout_s, use_cache=use_cache, progress=progress, start=time.monotonic())
+                          compiler_flags=compiler_flags, timeout_s=timeout_s, use_cache=use_cache, progress=progress,
+                          start=time.monotonic())
 
 
 def _check_foreign(spec: dict, name: str, topology: Topology, *, salt: str | None, mem_fraction: float, flags: str, compiler_flags: str,
@@ -137,8 +142,40 @@ def _check_foreign(spec: dict, name: str, topology: Topology, *, salt: str | Non
     request = Request(spec=spec, programs=("program",), topology=topology, flags=all_flags, salt=salt)
     artifacts = compile_programs(request, timeout_s=timeout_s, use_cache=use_cache, progress=progress)
     out = assemble(artifacts, topology, mem_fraction=mem_fraction, flags=all_flags, resident={}, model_flops=None)
+    explain_refusal(out, request, topology, {}, timeout_s=timeout_s, use_cache=use_cache, progress=progress)
     out |= {"workload": name, "wall_s": time.monotonic() - start}
     return out
+
+
+def roomier(topology: Topology) -> Topology | None:
+    """A TPU slice of as many devices with more memory on each, or None."""
+    chip = topology.chip
+    for name in ("v5p", "v6e"):
+        shape = next((s for s in CLOUD_SHAPES[name].values() if math.prod(s) == topology.chips_per_slice), None)
+        other = CHIPS[name]
+        if chip.kind == "tpu" and chip.devices_per_chip == 1 and shape and (other.usable_bytes or 0) > 1.5 * (chip.usable_bytes or 0):
+            return Topology(chip=other, shape=shape, slices=topology.slices)
+    return None
+
+
+def explain_refusal(check: dict[str, Any], request: Request, topology: Topology, resident: Mapping[str, int], *, timeout_s: float,
+                    use_cache: bool, progress: Progress) -> None:
+    """A TPU compiler that refuses a program gives no schedule. Where its memory would go is read from the same program compiled for a
+    chip that has room for it, and said so."""
+    worst = check["worst_program"]
+    if check["verdict"] != "does_not_fit" or check["programs"][worst]["status"] != "oom" or (where := roomier(topology)) is None:
+        return
+    progress(f"{worst}: refused; compiling it for {where} to see where the memory goes")
+    again = dataclasses.replace(request, programs=(worst,), topology=where, flags=flags_for("default", where))
+    artifact = compile_programs(again, timeout_s=timeout_s, use_cache=use_cache, progress=progress)[worst]
+    found = analysis.memory(artifact, where)
+    if found is None:
+        return
+    check |= analysis.peak_composition(found, resident.get(worst, 0), reported=None)
+    check["timeline"].append({"program": worst, **analysis.thinned(found, resident.get(worst, 0))})
+    check["sources"] |= {"composition": "compile", "buffers": "compile", "timeline": "compile"}
+    check["warnings"].append(f"composition, buffers and timeline of {worst} are of the same program compiled for {where}, which has room for "
+                             f"it; the compiler of {topology} gave none when it refused")
 
 
 def not_covered(name: str, topology: Topology, reason: str) -> dict[str, Any]:
@@ -173,8 +210,9 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     out["verdict"] = max((row.verdict for row in rows.values()), key=("fits", "tight", "unknown", "does_not_fit").index)
     worst = worst_of(rows)
     out["worst_program"] = worst
-    out["peak_bytes"] = rows[worst].peak
-    out["headroom_bytes"] = limit - rows[worst].peak if limit is not None and rows[worst].peak is not None else None
+    peak = rows[worst].peak
+    out["peak_bytes"] = peak
+    out["headroom_bytes"] = limit - peak if limit is not None and peak is not None else None
     hosts = [row.shown["host_bytes"] for row in rows.values() if row.shown["host_bytes"] is not None]
     out["host_bytes"] = max(hosts) * topology.devices_per_host if hosts else None
     room = topology.chip.host_ram_bytes
@@ -205,7 +243,7 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
         out["warnings"] += speed["warnings"]
     for name, artifact in artifacts.items():
         total, held = summed_peak(artifact.result["memory"]), device_peak(artifact.result["memory"], topology.chip.kind)
-        if total and held and total > 1.05 * held:
+        if total and held and total > 1.05 * held and total - held > 0.01 * (limit or 0):
             out["warnings"].append(f"{name}: argument + output - alias + temp is {total} bytes, but the compiler allocates {held}: its temp "
                                    "counts some values of loop bodies more than once; the verdict uses what is allocated")
     compiled = [a for a in artifacts.values() if a.result["memory"]]

@@ -83,8 +83,10 @@ def test_an_nnx_model_over_four_devices():
     (lambda mesh: np.ones((8, 8)), ["concrete array"]),
     (lambda mesh: jax.ShapeDtypeStruct((8, 8), jnp.float32), ["no sharding", "4 devices", "PartitionSpec() replicates"]),
     (lambda mesh: 3, ["is a int", "static_argnums"]),
-    (lambda mesh: jax.ShapeDtypeStruct((6, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp"))), ["not a multiple of fsdp(4)", "4 or 8"]),
-    (lambda mesh: jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(jaxmem.mesh("v5e-8", {"a": 8}), P())), ["mesh of 8", "has 4"]),
+    (lambda mesh: jax.ShapeDtypeStruct((6, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp"))),
+     ["not a multiple of fsdp(4)", "4 or 8"]),
+    (lambda mesh: jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(jaxmem.mesh("v5e-8", {"a": 8}), P())),
+     ["mesh of 8", "has 4"]),
 ])
 def test_arguments_that_cannot_be_used(make, words):
     mesh = jaxmem.mesh("v5e-4", {"fsdp": 4})
@@ -101,7 +103,8 @@ def test_a_mesh_of_another_size():
 def test_what_is_checked_is_what_is_trained():
     """The compile child and this process build the three strings' programs on their own: the lowered texts are equal."""
     work, plan, where = Workload.parse(model="decoder-tiny", batch=8, seq=32), Plan.parse("fsdp=4,tensor=2"), parse_topology("cpu:8")
-    request = Request(spec={"kind": "workload", "workload": str(work), "plan": str(plan)}, programs=("eval", "save"), topology=where, flags=())
+    request = Request(spec={"kind": "workload", "workload": str(work), "plan": str(plan)}, programs=("eval", "save"), topology=where,
+                      flags=())
     checked = compile_programs(request, progress=LINES.append)
     here = step.build(work, plan, where, jax.devices())
     import hashlib

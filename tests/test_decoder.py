@@ -186,7 +186,8 @@ def test_loss_and_gradients_equal_float64(chunks):
     want = -np.log(np.take_along_axis(probability, np.maximum(targets, 0)[..., None], -1)[..., 0])[asked].sum()
     error = (probability - np.eye(11)[targets]) * asked[..., None]
     loss = lambda h, w: head_loss(h, w, jnp.asarray(targets, jnp.int32), softcap=None, chunks=chunks)  # noqa: E731
-    value, (grad_hidden, grad_weights) = jax.value_and_grad(loss, argnums=(0, 1))(jnp.asarray(hidden, jnp.float32), jnp.asarray(weights, jnp.float32))
+    both = jax.value_and_grad(loss, argnums=(0, 1))
+    value, (grad_hidden, grad_weights) = both(jnp.asarray(hidden, jnp.float32), jnp.asarray(weights, jnp.float32))
     assert abs(float(value) - want) < 1e-5 * want
     np.testing.assert_allclose(grad_hidden, error @ weights.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(grad_weights, np.einsum("bsd,bsv->dv", hidden, error), rtol=1e-4, atol=1e-5)

@@ -30,7 +30,8 @@ def quiet(line: str) -> None:
     """Progress that nobody reads."""
 
 
-def artifact(name: str = "train", *, status: str = "ok", memory: dict | None = None, callbacks: bool = False, topology=V5E, **more) -> Artifact:
+def artifact(name: str = "train", *, status: str = "ok", memory: dict | None = None, callbacks: bool = False, topology=V5E,
+             **more) -> Artifact:
     """A compile's outcome as the child writes it, without its text."""
     zero = dict.fromkeys(("alias_bytes", "generated_code_bytes", "peak_bytes", "host_argument_bytes", "host_output_bytes",
                           "host_alias_bytes", "host_temp_bytes"), 0)
@@ -123,11 +124,15 @@ def test_row_8_out_of_memory_names_the_buffers():
     def too_big(x):
         with jax.named_scope("attention"):
             y = jnp.sin(x)
-        return y @ (y.T @ x), x.sum(0)
+        return y @ jnp.ones((2 ** 17, 8)), y[:, ::-1] * 2
+    line = too_big.__code__.co_firstlineno + 2
     out = jaxmem.check(too_big, x, topology="v5e-4", progress=quiet)
     assert out["verdict"] == "does_not_fit"
     assert out["peak_bytes"] > out["usable_bytes"]
     assert out["headroom_bytes"] == out["usable_bytes"] - out["peak_bytes"]
+    named = [b for b in out["buffers"] if b["module"] and "attention" in b["module"]]
+    assert named and named[0]["bytes"] >= 2 ** 33 and named[0]["source"].endswith(f"test_user_reports.py:{line}")
+    assert any("compiled for v5p-8, which has room" in w for w in out["warnings"])
 
 
 def test_row_9_usable_memory_is_stated_and_fractions_are_checked():

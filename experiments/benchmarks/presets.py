@@ -74,8 +74,9 @@ def check(name: str) -> dict:
 
 
 def table(records: dict[str, dict]) -> str:
-    lines = ["| preset | parameters | topology | plan | batch x seq | verdict | peak / usable a device | worst program | step (compile) | MFU | "
-             "compile, 2 cores |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    heads = ("preset", "parameters", "topology", "plan", "batch x seq", "verdict", "peak / usable a device", "worst program",
+             "step (compile)", "MFU", "compile, 2 cores")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in ROWS:
         if name not in records:
             continue
@@ -84,8 +85,9 @@ def table(records: dict[str, dict]) -> str:
         peak = f"{bytes_text(r['peak_bytes'])} / {bytes_text(r['usable_bytes'])}"
         step = f"{r['step_s']:.3g} s" if r["step_s"] else "—"
         mfu = f"{100 * r['mfu']:.1f}%" if r["mfu"] else "—"
-        lines.append(f"| {name} | {r['parameters']:,} | {r['topology']} | `{plan}` | {batch} x {seq} | {r['verdict'].replace('_', ' ')} | "
-                     f"{peak} | {r['worst_program']} | {step} | {mfu} | {r['compile_s']:.0f} s |")
+        cells = (name, f"{r['parameters']:,}", r["topology"], f"`{plan}`", f"{batch} x {seq}", r["verdict"].replace("_", " "), peak,
+                 r["worst_program"], step, mfu, f"{r['compile_s']:.0f} s")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

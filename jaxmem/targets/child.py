@@ -105,7 +105,7 @@ def compile_one(request: dict, name: str, program: Any) -> None:
             files["buffers.txt"] = buffers
     except jax.errors.JaxRuntimeError as error:
         result["compile_s"] = time.perf_counter() - start
-        result |= refusal(str(error))
+        result |= refusal(str(error), argument_bytes=sum(a["bytes"] for a in arguments))
     write_artifact(folder, result, files)
     tell(program=name, phase="done", key=key, cached=False, status=result["status"])
 
@@ -125,8 +125,8 @@ def write_artifact(folder: pathlib.Path, result: dict, files: dict[str, str]) ->
     try:
         temporary.rename(folder)
     except OSError:  # another process was first with the same key: its artifact is this one
-        for file in temporary.iterdir():
-            file.unlink()
+        for written in temporary.iterdir():
+            written.unlink()
         temporary.rmdir()
 
 
@@ -200,12 +200,17 @@ def parse_size(text: str) -> int:
     return round(float(number) * SIZE[unit])
 
 
-def refusal(message: str) -> dict[str, Any]:
-    """What a failed compile says: out of HBM with its numbers, or refused for another reason and what to change."""
+def refusal(message: str, *, argument_bytes: int = 0) -> dict[str, Any]:
+    """What a failed compile says: out of HBM with its numbers, or refused for another reason and what to change.
+
+    The compiler stops early when the temporaries alone exceed the capacity, and says only their size: the arguments come on top.
+    """
     hbm = re.search(r"\(([\d.]+[KMGT]?)B?\) exceeds available HBM \(([\d.]+[KMGT]?)B?\)", message) or \
         re.search(r"Used ([\d.]+[KMGT]?)B? of ([\d.]+[KMGT]?)B? hbm", message)
     if "Hbm" in message and "RESOURCE_EXHAUSTED" in message or hbm:
         needed, limit = (parse_size(x) for x in hbm.groups()) if hbm else (None, None)
+        if needed is not None and "HLO temporaries" in message:
+            needed += argument_bytes
         return {"status": "oom", "reason": first_lines(message), "oom_bytes": needed, "limit_bytes": limit, "message": message[:200_000]}
     return {"status": "refused", "reason": explain(message), "message": message[:200_000]}
 
@@ -214,7 +219,8 @@ def explain(message: str) -> str:
     """The compiler's reason in one line, with what to change where that is known."""
     first = first_lines(message)
     if "Vmem" in message or "vmem" in message:
-        return f"out of VMEM, not out of HBM: {first} Smaller attention blocks, or --compiler_flags=--xla_tpu_scoped_vmem_limit_kib=N, change this."
+        return (f"out of VMEM, not out of HBM: {first} Smaller attention blocks, or --compiler_flags=--xla_tpu_scoped_vmem_limit_kib=N, "
+                "change this.")
     if "memory space" in message.lower() and ("host" in message or "pinned" in message):
         return f"{first} Values on the host must be moved into device memory with jax.device_put inside the jitted function before use."
     return first

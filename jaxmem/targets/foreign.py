@@ -7,6 +7,7 @@ The function of `jaxmem.check` lives in the calling process, which must not load
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from jaxmem.hardware import Topology, parse_topology
 from jaxmem.spec import InputError, nearest
 from jaxmem.targets.callbacks import has_callbacks
+
 
 class NotCovered(Exception):
     """A check would say nothing true about this program."""
@@ -84,7 +86,7 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
     dynamic = tuple(a for i, a in enumerate(args) if i not in static_argnums)
     place = [i for i in range(len(args)) if i not in static_argnums]
     leaves, tree = jax.tree.flatten((dynamic, kwargs))
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]]
+    paths = argument_paths(fn, {**dict(zip(place, dynamic, strict=True)), **kwargs})
     out_paths: list[str] = []
 
     def flat(*values: Any) -> list[Any]:
@@ -96,7 +98,7 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
         out_paths[:] = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
         return jax.tree.leaves(out)
     flat.__name__ = getattr(fn, "__name__", "program").strip("<>")
-    donated = []
+    donated: list[int] = []
     position = 0
     for i, a in zip(place, dynamic, strict=True):
         count = len(jax.tree.leaves(a))
@@ -110,7 +112,7 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
         if has_callbacks(jitted.trace(*leaves)):
             raise NotCovered("host callbacks run inside: their memory and time are outside of what a compiler sees")
         exported = jax.export.export(jitted, platforms=[KINDS[topology.chip.kind]], disabled_checks=_allow_custom_calls())(*leaves)
-    description = {"paths": [name_of(p, args, place) for p in paths], "outputs": out_paths, "donate": donated,
+    description = {"paths": paths, "outputs": out_paths, "donate": donated,
                    "axes": dict(the_mesh.shape) if the_mesh is not None else {},
                    "axis_types": [t.name for t in the_mesh.axis_types] if the_mesh is not None else [],
                    "specs": [_spec(leaf) for leaf in leaves]}
@@ -131,9 +133,20 @@ def _spec(leaf: Any) -> dict[str, Any] | None:
     return {"spec": [list(s) if isinstance(s, tuple) else s for s in sharding.spec], "memory_kind": sharding.memory_kind}
 
 
-def name_of(path: str, args: tuple, place: list[int]) -> str:
-    """`[0][1]['w']` (of the arguments) -> `1/w`."""
-    return "/".join(part.strip("'\"") for part in path.replace("].", "][").strip("[]").replace(".", "][").split("][") if part)[2:] or "argument"
+def argument_paths(fn: Callable, arguments: dict[int | str, Any]) -> list[str]:
+    """`params/mlp/kernel` for every leaf, in order: the parameter's name in `fn` (its number where it has none), then its place."""
+    import jax
+    try:
+        names = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        names = []
+    out = []
+    for position, tree in arguments.items():
+        name = names[position] if isinstance(position, int) and position < len(names) else str(position)
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))).lstrip(".") for k in path]
+            out.append("/".join([name, *keys]))
+    return out
 
 
 def check_arguments(args: tuple, topology: Topology, donate_argnums: tuple[int, ...], static_argnums: tuple[int, ...]) -> None:
@@ -155,11 +168,12 @@ def check_arguments(args: tuple, topology: Topology, donate_argnums: tuple[int, 
                                  "constant of the program")
             if leaf.sharding is None:
                 if topology.devices > 1:
-                    raise InputError(f"{where} of shape {leaf.shape} has no sharding, and {topology} has {topology.devices} devices: give "
-                                     "it sharding=NamedSharding(jaxmem.mesh(topology, axes), PartitionSpec(...)); PartitionSpec() replicates")
+                    raise InputError(
+                        f"{where} of shape {leaf.shape} has no sharding, and {topology} has {topology.devices} devices: give it "
+                        "sharding=NamedSharding(jaxmem.mesh(topology, axes), PartitionSpec(...)); PartitionSpec() replicates")
             elif not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-                raise InputError(f"{where}: its sharding is a {type(leaf.sharding).__name__}; a NamedSharding on jaxmem.mesh(topology, axes) "
-                                 "is needed")
+                raise InputError(f"{where}: its sharding is a {type(leaf.sharding).__name__}; a NamedSharding on "
+                                 "jaxmem.mesh(topology, axes) is needed")
             elif leaf.sharding.mesh.size != topology.devices:
                 raise InputError(f"{where} is sharded over a mesh of {leaf.sharding.mesh.size} devices "
                                  f"({dict(leaf.sharding.mesh.shape)}), and {topology} has {topology.devices}")
@@ -186,6 +200,10 @@ def uneven(leaf: Any) -> str | None:
 
 def load(request: dict, topology: Topology, devices: Sequence) -> ForeignProgram:
     return load_file(request, topology, devices) if request["kind"] == "file" else load_export(request, topology, devices)
+
+
+def _as_tuple(numbers: int | Sequence[int]) -> tuple[int, ...]:
+    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
 
 
 def real_mesh(axes: dict[str, int], topology: Topology, devices: Sequence, axis_types: Sequence[str] = ()) -> Any:
@@ -223,12 +241,12 @@ def load_export(request: dict, topology: Topology, devices: Sequence) -> Foreign
     args = tuple(struct(a, s) for a, s in zip(exported.in_avals, about["specs"], strict=True))
     donate = set(about["donate"])
     return ForeignProgram(fn=exported.call, args=args, jit_kwargs={"donate_argnums": tuple(donate)}, mesh=the_mesh,
-                          labels=tuple(label(p, donated=i in donate) for i, p in enumerate(about["paths"])), output_labels=tuple(label(p) for p in about["outputs"]))
+                          labels=tuple(label(p, donated=i in donate) for i, p in enumerate(about["paths"])),
+                          output_labels=tuple(label(p) for p in about["outputs"]))
 
 
 def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignProgram:
     """`FILE:build`, where `build(mesh_for) -> (fn, args, jit_kwargs)` and `mesh_for({"axis": size}) -> Mesh`."""
-    import jax
     path = pathlib.Path(request["file"])
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -252,10 +270,21 @@ def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignPr
     fn, args, *rest = built
     jit_kwargs = dict(rest[0]) if rest else {}
     args = tuple(args)
-    statics = jit_kwargs.get("static_argnums", ())
-    check_arguments(args, topology, (), (statics,) if isinstance(statics, int) else tuple(statics))
-    paths = [name_of("[0]" + jax.tree_util.keystr(p), args, []) for p, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-    return ForeignProgram(fn=fn, args=args, jit_kwargs=jit_kwargs, mesh=meshes[-1] if meshes else None,
+    statics = _as_tuple(jit_kwargs.pop("static_argnums", ()))
+    donated = _as_tuple(jit_kwargs.pop("donate_argnums", ()))
+    check_arguments(args, topology, donated, statics)
+    place = [i for i in range(len(args)) if i not in statics]
+    paths = argument_paths(fn, {i: args[i] for i in place})
+    call = fn
+    if statics:
+        def call(*dynamic: Any) -> Any:
+            full = list(args)
+            for i, value in zip(place, dynamic, strict=True):
+                full[i] = value
+            return fn(*full)
+    if donated:
+        jit_kwargs["donate_argnums"] = tuple(place.index(i) for i in donated)
+    return ForeignProgram(fn=call, args=tuple(args[i] for i in place), jit_kwargs=jit_kwargs, mesh=meshes[-1] if meshes else None,
                           labels=tuple(label(p) for p in paths), output_labels=())
 
 

@@ -108,7 +108,8 @@ def test_a_missing_function_names_the_nearest(tmp_path, own_cache):
         compiled({**program(tmp_path, GOOD), "function": "biuld"})
 
 
-@pytest.mark.parametrize(("topology", "module", "package"), [("v5e-4", "libtpu", "libtpu"), ("h100:8", "jax_cuda13_plugin", "jax-cuda13-plugin")])
+@pytest.mark.parametrize(("topology", "module", "package"), [("v5e-4", "libtpu", "libtpu"),
+                                                             ("h100:8", "jax_cuda13_plugin", "jax-cuda13-plugin")])
 def test_a_missing_compiler_is_named(monkeypatch, topology, module, package):
     import importlib.util
     real = importlib.util.find_spec
@@ -131,7 +132,8 @@ def test_train_gets_a_core_of_its_own():
 
 
 @pytest.mark.parametrize(("message", "status", "needed", "limit"), [
-    ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out: total (1.84T) exceeds available HBM (15.75G)", "oom", 1.84 * 2 ** 40, 15.75 * 2 ** 30),
+    ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out: total (1.84T) exceeds available HBM (15.75G)", "oom", 1.84 * 2 ** 40,
+     15.75 * 2 ** 30),
     ("RESOURCE_EXHAUSTED: Used 20.50G of 15.75G hbm. Exceeded", "oom", 20.5 * 2 ** 30, 15.75 * 2 ** 30),
     ("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Scoped allocation with size 20.0M", "refused", None, None),
     ("INVALID_ARGUMENT: something else", "refused", None, None)])
