@@ -3,7 +3,7 @@
 Command: `python -m experiments.benchmarks.gpu_speed` (seconds: reads the stored programs of tests/fixtures/speed_gpu)
          `... --programs=compile` compiles them anew for h100:8x8 (minutes each), `--store` keeps them trimmed,
          `--docs=docs/gpu_speed.md` writes the page.
-Expected: a line for each recomputation policy and attention kernel, and the interval over those that fit, with 7.908 s inside.
+Expected: a line for each recomputation policy and attention kernel, the interval over those that fit, and where 7.908 s lies in it.
 
 The measurement is NVIDIA's, of MaxText's llama2-70b on 8 hosts of 8 H100 (batch 128, sequence 4096, FSDP 64, bf16). Neither its
 recomputation nor its attention kernel is stated, so both are varied. Nothing is fitted to it: it judges.
