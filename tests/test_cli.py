@@ -442,7 +442,7 @@ def test_doctor_reports_a_compile_that_fails(monkeypatch):
     import jaxmem.verdict
 
     def answering(verdict, *problems):
-        monkeypatch.setattr(jaxmem.verdict, "check", lambda *_, **__: {"verdict": verdict, "problems": list(problems)})
+        monkeypatch.setattr(jaxmem.verdict, "check_program", lambda *_, **__: {"verdict": verdict, "problems": list(problems)})
         return doctor.compiles("h100:1")
 
     assert answering("fits").works and answering("tight").works
@@ -452,7 +452,7 @@ def test_doctor_reports_a_compile_that_fails(monkeypatch):
 
     def missing(*_, **__):
         raise InputError("jax-cuda13-plugin is not installed")
-    monkeypatch.setattr(jaxmem.verdict, "check", missing)
+    monkeypatch.setattr(jaxmem.verdict, "check_program", missing)
     assert (doctor.compiles("h100:1").works, doctor.compiles("h100:1").state) == (False, "jax-cuda13-plugin is not installed")
 
 
