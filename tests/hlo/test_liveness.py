@@ -89,6 +89,7 @@ def test_what_an_async_copy_reads_and_writes_lives_until_it_is_done():
 """)
     line = timeline(parse(text), {})
     assert (line.peak_bytes, line.peak_instruction) == (2 * KIB + 4 * KIB + 4 * KIB + 8 * KIB + 4, "small")
+    assert next(point.bytes for point in line.points if point.index == 2) == 2 * KIB + 4 * KIB + 4 * KIB  # the operand once
 
 
 @pytest.mark.parametrize(
