@@ -26,6 +26,7 @@ from jaxmem.hardware import Topology
 from jaxmem.spec import InputError
 from jaxmem.targets import cache
 from jaxmem.targets.devices import environment
+from jaxmem.targets.gpu_target_config import REFUSED
 
 Progress = Callable[[str], None]
 
@@ -59,7 +60,9 @@ class Artifact:
 
 
 def missing_package(topology: Topology) -> str | None:
-    """What to install before anything can be compiled for this target."""
+    """What to install before anything can be compiled for this target, or why no compiler here takes it."""
+    if topology.chip.name in REFUSED:
+        return f"{topology.chip.name}: {REFUSED[topology.chip.name]}"
     need = {"tpu": {"libtpu": "libtpu"}, "gpu": {"jax_cuda13_plugin": "jax-cuda13-plugin", "jax_plugins.xla_cuda13": "jax-cuda13-pjrt"},
             "cpu": {}}[topology.chip.kind]
     missing = []

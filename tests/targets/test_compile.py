@@ -118,6 +118,10 @@ def test_a_missing_compiler_is_named(monkeypatch, topology, module, package):
     assert "pip install 'jaxmem[targets]'" in missing_package(parse_topology(topology))
 
 
+def test_a_chip_that_no_compiler_takes_is_said():
+    assert "compute capability" in missing_package(parse_topology("v100:8"))
+
+
 def test_death_reads_the_last_words(tmp_path):
     log = tmp_path / "stderr"
     log.write_text("warning: noise\nF0101 00:00:00.0 12 x.cc:3] Check failed: a == b (1 vs. 2)\n*** Aborted\n    @ 0x123 frame\n")
