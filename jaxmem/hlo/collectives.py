@@ -7,7 +7,7 @@ Costs: seconds are the chip's matter (`speed_tpu.py`, `speed_gpu.py`).
 Use: traffic tables, speed. Avoid: text before partitioning, which has no collectives.
 
 The text hides collectives in fusions (TPU: `all-reduce-scatter`, asynchronous chains) and in asynchronous wrappers; both are
-looked into.
+looked into. Between TPU slices they are pairs of `send` and `recv` to the Megascale runtime: the text is that of one slice.
 """
 import re
 from collections import defaultdict
@@ -24,6 +24,8 @@ from jaxmem.hlo.parse import Computation, Instruction, Module, Shape, trip_count
 OPCODES = {"all-gather": "all-gather", "all-reduce": "all-reduce", "reduce-scatter": "reduce-scatter", "all-to-all": "all-to-all",
            "ragged-all-to-all": "all-to-all", "collective-permute": "collective-permute",
            "collective-broadcast": "collective-permute"}
+_MEGASCALE = {"ALL_REDUCE": "all-reduce", "ALL_GATHER": "all-gather", "REDUCE_SCATTER": "reduce-scatter",
+              "ALL_TO_ALL": "all-to-all", "ONE_TO_ONE": "collective-permute"}
 _FLAGS = (2, 4)  # memory spaces of synchronization flags; data may be in HBM, VMEM, a v4's CMEM (3) or on the host
 Role = Literal["whole", "start", "continue", "done"]
 Groups = tuple[tuple[int, ...], ...]
@@ -74,6 +76,8 @@ def collectives_of(module: Module, instruction: Instruction) -> list[Collective]
         if opcode != "async-start":
             return [_later("", instruction, "done" if opcode == "async-done" else "continue")]
         return [_read(module, inner, kind, "start", instruction.name) for kind, inner in _inside(module, instruction)]
+    if opcode in ("send", "recv-done"):
+        return _between_slices(module, instruction)
     if opcode != "fusion":
         return []
     found = _inside(module, instruction)
@@ -87,6 +91,34 @@ def collectives_of(module: Module, instruction: Instruction) -> list[Collective]
         inner_role: Role = "continue" if role == "whole" and chained else role
         out.append(_read(module, inner, kind, inner_role, f"chain {chained.group(1)}" if chained else instruction.name))
     return out
+
+
+def _between_slices(module: Module, instruction: Instruction) -> list[Collective]:
+    """A `send` to the other slices starts, the `recv-done` of the same rendezvous ends it.
+
+    Slices are numbered from 1 in the text, their devices from 0: device d of slice s is number (s - 1) x partitions + d of the mesh.
+    """
+    said = instruction
+    if instruction.opcode == "recv-done":
+        named = [computation.by_name.get(instruction.operands[0]) for computation in module.computations.values()]
+        said = next((one for one in named if one is not None), instruction)
+    text = dict(re.findall(r'(_xla_\w+)=("[^"]*"|\{.*?\}\})', said.raw_attributes))
+    opcode = _MEGASCALE.get(text.get("_xla_megascale_transfer_type", "").strip('"'))
+    if opcode is None:
+        return []
+    key = "megascale " + text.get("_xla_host_transfer_rendezvous", said.name)
+    if instruction.opcode == "recv-done":
+        return [Collective(opcode=opcode, instruction=instruction, groups=None, whole_bytes=0.0, role="done", key=key)]
+    target, partitions = text.get("_xla_megascale_target", ""), module.partitions
+    groups: Groups | None = None
+    if slices := re.match(r'"\{([\d,]+)\}x', target):
+        groups = (tuple((int(number) - 1) * partitions for number in slices.group(1).split(",")),)
+    elif pairs := re.findall(r"\{(\d+)->(\d+)\}", target):
+        groups = tuple(tuple((int(end) // 100_000 - 1) * partitions + int(end) % 100_000 for end in pair) for pair in pairs)
+    size = max((len(group) for group in groups or ()), default=1)
+    sent = float(_data_bytes(instruction.shape.elements[0] if instruction.shape.elements else instruction.shape))
+    return [Collective(opcode=opcode, instruction=instruction, groups=groups, role="start", key=key,
+                       whole_bytes=sent * size if opcode == "all-gather" else sent)]
 
 
 def _later(opcode: str, instruction: Instruction, role: Role) -> Collective:

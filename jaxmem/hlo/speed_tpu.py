@@ -95,7 +95,8 @@ class Reader:
         if compute.kernel:
             time = kernel_time(compute.kernel, self.chip, efficiency=constants.kernel_efficiency).seconds or 0.0
         elif compute.cycles is not None and self.chip.clock_hz:
-            time = compute.cycles / self.chip.clock_hz * constants.cycles
+            bound = max(math_s, memory_s)
+            time = bound + constants.estimate_share * max(0.0, compute.cycles / self.chip.clock_hz - bound)
         else:
             time = memory_s
         return max(time, math_s), "math" if compute.flops and math_s >= memory_s else "memory", compute.flops
@@ -115,10 +116,10 @@ class Reader:
     # --- reading
     def read(self, instruction: Instruction, computation: Computation) -> Reading:
         opcode = instruction.opcode
-        if opcode in NO_WORK:
-            return NOTHING
         if found := collectives_of(self.module, instruction):
             return self.collective(instruction, computation, found)
+        if opcode in NO_WORK:
+            return NOTHING
         operands = [computation.by_name[name].shape for name in instruction.operands]
         if opcode in _ASYNC_COPIES:
             return Reading(links=(self.copy(operands[0], *_started(instruction)),), starts=instruction.name)

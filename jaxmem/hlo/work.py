@@ -9,7 +9,7 @@ import re
 from jaxmem.hlo.parse import HBM, Computation, Instruction, Module, Shape, trip_count
 
 NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
-           "partition-id", "replica-id", "iota", "add-dependency", "opt-barrier")
+           "partition-id", "replica-id", "iota", "add-dependency", "opt-barrier", "send", "recv", "send-done")
 
 
 def hlo_flops(module: Module, computation: Computation | None = None) -> float | None:

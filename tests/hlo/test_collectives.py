@@ -199,3 +199,30 @@ def test_the_whole_array_of_every_form(line: str, whole: int) -> None:
     module = parse(program("  ROOT " + line.replace("GROUPS", "replica_groups=[2,4]<=[8]"), more=ADD))
     (found,) = collectives_of(module, module.entry.root)
     assert found.whole_bytes == whole
+
+
+MEGASCALE = ('frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="NAME_0",'
+             '_xla_megascale_reduce_operation="SUM",_xla_megascale_target=TARGET,_xla_megascale_transfer_type="TYPE"}')
+
+
+@pytest.mark.parametrize(("kind", "target", "opcode", "sent"), [
+    ("ALL_REDUCE", '"{1,2}x{0:3}"', "all-reduce", 64),       # 2 x 1/2 of 64 bytes
+    ("ALL_REDUCE", '"{1,2,3,4}x{0:3}"', "all-reduce", 96),   # 2 x 3/4 of 64 bytes
+    ("ALL_GATHER", '"{1,2,3,4}x{0:3}"', "all-gather", 192),  # 3/4 of 4 x 64 bytes
+    ("ONE_TO_ONE", "{{100001->200001},{200001->100001}}", "collective-permute", 64),
+])
+def test_between_slices_a_send_starts_and_a_recv_ends(kind: str, target: str, opcode: str, sent: int) -> None:
+    attributes = MEGASCALE.replace("TARGET", target).replace("TYPE", kind)
+    module = parse(program(
+        f"  %go = token[] after-all()\n"
+        f"  %send = (f32[16]{{0}}, u32[]{{:S(2)}}, token[]) send(%p, %go), channel_id=2, is_host_transfer=true, {attributes}\n"
+        f"  %recv = (f32[16]{{0}}, u32[]{{:S(2)}}, token[]) recv(%go), channel_id=1, is_host_transfer=true, {attributes}\n"
+        f"  %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true\n"
+        f"  %got = (f32[16]{{0}}, token[]) recv-done(%recv), channel_id=1, is_host_transfer=true\n"
+        f"  ROOT %r = f32[16]{{0}} get-tuple-element(%got), index=0", attributes="num_partitions=4"))
+    found = [collectives_of(module, instruction) for instruction in module.entry.instructions]
+    assert [[(one.role, one.key) for one in ones] for ones in found if ones] == [
+        [("start", 'megascale "NAME_0"')], [("done", 'megascale "NAME_0"')]]
+    slices = target.count(",") + 1 if target.startswith('"') else 2
+    (row,) = collectives(module, {"axes": {"data": slices, "fsdp": 4}})
+    assert (row["axis"], row["opcode"], row["count"], row["bytes"]) == ("data", opcode, 1, sent)

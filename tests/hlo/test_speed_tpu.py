@@ -319,3 +319,19 @@ def test_unknown_places_make_a_collective_unknown() -> None:
     text = schedule("%g = f32[4096]{0} all-gather(%p), replica_groups=[1,256]<=[256], dimensions={0}")
     speed = predict_tpu(parse(text), V5E, {"axes": {"fsdp": 256}, "places": None})
     assert speed.step_s is None and "torus" in speed.warnings[0]
+
+
+def test_between_slices_the_network_carries_it() -> None:
+    where = parse_topology("2xv5e-4")
+    attributes = ('frontend_attributes={_xla_host_transfer_rendezvous="all-reduce_0",_xla_megascale_target="{1,2}x{0:3}",'
+                  '_xla_megascale_transfer_type="ALL_REDUCE"}')
+    text = schedule("%go = token[] after-all()", "%y = f32[1000000]{0} parameter(1)",
+                    f"%send = (f32[1000000]{{0}}, u32[]{{:S(2)}}, token[]) send(%y, %go), is_host_transfer=true, {attributes}",
+                    f"%recv = (f32[1000000]{{0}}, u32[]{{:S(2)}}, token[]) recv(%go), is_host_transfer=true, {attributes}",
+                    "%got = (f32[1000000]{0}, token[]) recv-done(%recv), is_host_transfer=true")
+    mesh = {"axes": {"data": 2, "fsdp": 4},
+            "places": [[x, y, 0, 0, number, 0] for number in range(2) for x in range(2) for y in range(2)]}
+    speed = predict_tpu(parse(text.replace("num_partitions=256", "num_partitions=4")), where, mesh, IDEAL)
+    network = where.chip.network
+    assert speed.seconds_by_limit["data_exposed"] == speed.step_s
+    assert speed.step_s == pytest.approx(4e6 / network.total_bytes_per_s + 2 * network.latency_s)
