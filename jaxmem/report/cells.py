@@ -25,9 +25,7 @@ CODES = {
 
 def cells(text: str) -> int:
     """Columns that `text` takes: wide characters two, combining ones none."""
-    return sum(
-        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def shorten(text: str, width: int, keep: Literal["start", "middle", "end"] = "start") -> str:

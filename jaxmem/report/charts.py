@@ -56,21 +56,16 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
         base = upper
     # The peak as the schedule has it; `peak_t` and the curve can differ by the thinning of the points.
     at = (
-        min(range(len(points)), key=lambda i: abs(points[i]["t"] - entry["peak_t"]))
-        if entry["peak_t"] is not None
-        else heights.index(most)
+        min(range(len(points)), key=lambda i: abs(points[i]["t"] - entry["peak_t"])) if entry["peak_t"] is not None else heights.index(most)
     )
     peak_x, peak_y = 100 * xs[at] / WIDTH, 100 * heights[at] / top
     grid = [
-        element(
-            "line", x1=0, x2=WIDTH, y1=f"{HEIGHT * (1 - tick / top):.2f}", y2=f"{HEIGHT * (1 - tick / top):.2f}", class_="grid"
-        )
+        element("line", x1=0, x2=WIDTH, y1=f"{HEIGHT * (1 - tick / top):.2f}", y2=f"{HEIGHT * (1 - tick / top):.2f}", class_="grid")
         for tick in ticks(top)
     ]
     marks = [element("line", x1=f"{xs[at]:.2f}", x2=f"{xs[at]:.2f}", y1=0, y2=HEIGHT, class_="peak-line")]
     words = [
-        element("span", bytes_text(tick).replace(".00", ""), class_="tick", style=f"bottom:{100 * tick / top:.3f}%")
-        for tick in ticks(top)
+        element("span", bytes_text(tick).replace(".00", ""), class_="tick", style=f"bottom:{100 * tick / top:.3f}%") for tick in ticks(top)
     ]
     # Where the peak comes near the usable line, the lower of the two words goes below its mark.
     near = bool(show_usable and usable_bytes and abs(heights[at] - usable_bytes) < 0.1 * top)
@@ -91,9 +86,7 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
         )
     elif usable_bytes is not None:
         words.append(
-            element(
-                "span", f"↑ usable {bytes_text(usable_bytes)}, above this chart", class_="usable-word above", style="bottom:100%"
-            )
+            element("span", f"↑ usable {bytes_text(usable_bytes)}, above this chart", class_="usable-word above", style="bottom:100%")
         )
     words += [
         element("span", class_="peak-dot", style=f"left:{peak_x:.3f}%;bottom:{peak_y:.3f}%"),
@@ -122,12 +115,8 @@ def schedule(entry: Mapping[str, Any], usable_bytes: int | None, label: str) -> 
         "div",
         element("div", drawing, *words, element("span", class_="cursor", hidden=""), class_="plot", tabindex=0),
         element("div", class_="tip", role="status", hidden=""),
-        element(
-            "div", element("span", "start"), element("span", "schedule of the program"), element("span", "end"), class_="x-axis"
-        ),
-        Markup(
-            f'<script type="application/json">{json.dumps(data, separators=(",", ":")).replace("<", chr(92) + "u003c")}</script>'
-        ),
+        element("div", element("span", "start"), element("span", "schedule of the program"), element("span", "end"), class_="x-axis"),
+        Markup(f'<script type="application/json">{json.dumps(data, separators=(",", ":")).replace("<", chr(92) + "u003c")}</script>'),
         class_="schedule",
         data_top=str(top),
         data_program=entry["program"],

@@ -26,9 +26,7 @@ def diff(a: Check, b: Check) -> dict[str, Any]:
     """
     numbers = (a.get("schema"), b.get("schema"))
     if numbers != (SCHEMA, SCHEMA):
-        raise InputError(
-            f"schema {numbers[0]} and schema {numbers[1]}: this jaxmem compares checks of schema {SCHEMA} only; check again"
-        )
+        raise InputError(f"schema {numbers[0]} and schema {numbers[1]}: this jaxmem compares checks of schema {SCHEMA} only; check again")
     return {
         "schema": SCHEMA,
         "warnings": _warnings(a, b),
@@ -36,9 +34,7 @@ def diff(a: Check, b: Check) -> dict[str, Any]:
         "verdict": {"a": a["verdict"], "b": b["verdict"]},
         "figures": _changed([{"name": name} | _pair(a[name], b[name]) for name in FIGURES]),
         "programs": _programs(a, b),
-        "composition": _largest(
-            [{"kind": kind, "module": module} | pair for (kind, module), pair in _pairs(_parts(a), _parts(b))]
-        ),
+        "composition": _largest([{"kind": kind, "module": module} | pair for (kind, module), pair in _pairs(_parts(a), _parts(b))]),
         "seconds": _largest([{"limit": limit, "part": part} | pair for (limit, part), pair in _pairs(_seconds(a), _seconds(b))]),
         "traffic": _changed(
             [
@@ -76,18 +72,14 @@ def _parts(check: Check) -> dict[tuple[str | None, str | None], int] | None:
 
 def _seconds(check: Check) -> dict[tuple[str, str], float | None] | None:
     found = [
-        (limit.name, part, value)
-        for limit in limits(check)
-        for part, value in (("exposed", limit.exposed_s), ("hidden", limit.hidden_s))
+        (limit.name, part, value) for limit in limits(check) for part, value in (("exposed", limit.exposed_s), ("hidden", limit.hidden_s))
     ]
     return {(name, part): value for name, part, value in found if value is not None or part == "exposed"} or None
 
 
 def _traffic(check: Check) -> dict[tuple[str | None, str, str], float | None] | None:
     found = {
-        (entry["axis"], entry["collective"], name): entry[name]
-        for entry in check["traffic"]
-        for name in ("count", "bytes", "exposed_s")
+        (entry["axis"], entry["collective"], name): entry[name] for entry in check["traffic"] for name in ("count", "bytes", "exposed_s")
     }
     return found if found or check["step_s"] is not None else None
 
@@ -95,10 +87,7 @@ def _traffic(check: Check) -> dict[tuple[str | None, str, str], float | None] | 
 def _strings(name: str, a: str | None, b: str | None) -> list[dict[str, Any]]:
     """Field by field; an item without `=` (a preset's name, a topology) has field None."""
     fields_a, fields_b = (
-        {
-            (item.partition("=")[0] if "=" in item else None): item.partition("=")[2] if "=" in item else item
-            for item in text.split(",")
-        }
+        {(item.partition("=")[0] if "=" in item else None): item.partition("=")[2] if "=" in item else item for item in text.split(",")}
         if text
         else {}
         for text in (a, b)
@@ -155,15 +144,10 @@ def render(difference: Mapping[str, Any], width: int = 100, color: bool | None =
         lines += [[("  " * (i > 0) + row, "yellow")] for i, row in enumerate(rows[:4])]
     lines += _block(
         "What was asked",
-        [
-            ((f"{e['name']} {e['field'] or ''}".strip(), e["a"] or UNKNOWN, e["b"] or UNKNOWN, ""), None)
-            for e in difference["strings"]
-        ],
+        [((f"{e['name']} {e['field'] or ''}".strip(), e["a"] or UNKNOWN, e["b"] or UNKNOWN, ""), None) for e in difference["strings"]],
         width,
     )
-    lines += _block(
-        "Figures", [(_row(e["name"], e["name"], e), _better(e["name"], e["change"])) for e in difference["figures"]], width
-    )
+    lines += _block("Figures", [(_row(e["name"], e["name"], e), _better(e["name"], e["change"])) for e in difference["figures"]], width)
     lines += _block(
         "Programs",
         [(_row(f"{e['program']} {e['name']}", e["name"], e), _better(e["name"], e["change"])) for e in difference["programs"]],

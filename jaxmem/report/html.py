@@ -53,9 +53,7 @@ def render(check: Check) -> str:
         element("title", title),
         Markup(f"<style>{style}</style>"),
     )
-    top = element(
-        "div", element("b", "jaxmem check"), element("button", "Dark", id="theme", type="button", hidden=""), class_="top"
-    )
+    top = element("div", element("b", "jaxmem check"), element("button", "Dark", id="theme", type="button", hidden=""), class_="top")
     body = element("body", element("main", top, *sections), Markup(f"<script>{_asset('page.js')}</script>"))
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
@@ -201,9 +199,7 @@ def _notes(check: Check) -> Markup | None:
     changes = table(["Change", "Then", ">Peak", ">Step", "By", "As given"], rows) if rows else None
     if changes and not items:
         return section("What to change", None, "Single changes, cheapest first.", changes)
-    return section(
-        "What to mind" + (" and what to change" if changes else ""), None, None, element("ul", items, class_="notes"), changes
-    )
+    return section("What to mind" + (" and what to change" if changes else ""), None, None, element("ul", items, class_="notes"), changes)
 
 
 def _schedule(check: Check) -> Markup | None:
@@ -219,20 +215,14 @@ def _schedule(check: Check) -> Markup | None:
         chart = schedule(entry, check["usable_bytes"], label)
         # The first chart's legend is that of the page: kinds that only other programs have are added to it.
         at_peak = max(entry["points"], key=lambda point: point["bytes"])
-        sizes = {
-            name: at_peak["by_kind"].get(name, 0)
-            for name in KINDS
-            if any(point["by_kind"].get(name) for point in entry["points"])
-        }
+        sizes = {name: at_peak["by_kind"].get(name, 0) for name in KINDS if any(point["by_kind"].get(name) for point in entry["points"])}
         rest = at_peak["bytes"] - sum(at_peak["by_kind"].values())
         sizes |= {UNATTRIBUTED.name: rest} if rest > 0 else {}
         words = [element("h3", f"{entry['program']}: bytes by kind at its peak"), legend(sizes)]
         drawn.append(
             join([chart, *words])
             if i == 0
-            else element(
-                "details", element("summary", element("b", entry["program"]), f", peak {bytes_text(most)}"), chart, legend(sizes)
-            )
+            else element("details", element("summary", element("b", entry["program"]), f", peak {bytes_text(most)}"), chart, legend(sizes))
         )
     lead = (
         f"Live bytes on one device while {entries[0]['program']} runs, in the order in which the compiler scheduled its "

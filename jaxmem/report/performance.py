@@ -32,16 +32,11 @@ def speed(check: Check) -> Markup:
         return section("Time by limit", None, "The step time is not known: nothing here was compiled for it or estimated.")
     axes = [limit.name for limit in found if limit.name not in LIMIT_WORDS]
     colours = {
-        limit.name: f"var(--kind-{LIMIT_KINDS.get(limit.name) or AXIS_KINDS[axes.index(limit.name) % len(AXIS_KINDS)]})"
-        for limit in found
+        limit.name: f"var(--kind-{LIMIT_KINDS.get(limit.name) or AXIS_KINDS[axes.index(limit.name) % len(AXIS_KINDS)]})" for limit in found
     }
-    exposed = [
-        (limit.name, limit.exposed_s or 0, colours[limit.name], f"{limit.name}: {seconds_text(limit.exposed_s)}")
-        for limit in found
-    ]
+    exposed = [(limit.name, limit.exposed_s or 0, colours[limit.name], f"{limit.name}: {seconds_text(limit.exposed_s)}") for limit in found]
     hidden = [
-        (limit.name, limit.hidden_s or 0, colours[limit.name], f"{limit.name}, hidden: {seconds_text(limit.hidden_s)}")
-        for limit in found
+        (limit.name, limit.hidden_s or 0, colours[limit.name], f"{limit.name}, hidden: {seconds_text(limit.hidden_s)}") for limit in found
     ]
     whole = max(sum(size for _, size, _, _ in exposed), sum(size for _, size, _, _ in hidden)) or 1
     bars = [element("span", "in the way"), bar(exposed, whole)] + (
@@ -118,9 +113,7 @@ def programs(check: Check) -> Markup:
         "temporary, with donated buffers counted once; what stays on the device beside a program is in the peak alone."
     )
     listed = (
-        table(
-            ["Program", "Outcome", ">Peak", ">Sum", ">Arguments", ">Outputs", ">Aliased", ">Temporary", ">Host", ">Compile"], rows
-        )
+        table(["Program", "Outcome", ">Peak", ">Sum", ">Arguments", ">Outputs", ">Aliased", ">Temporary", ">Host", ">Compile"], rows)
         if rows
         else element("p", "None was compiled.", class_="quiet")
     )

@@ -7,23 +7,16 @@ from jaxmem.report.units import UNKNOWN
 def section(heading: str, how: str | None, lead: str | None, *children: Child, class_: str = "") -> Markup:
     """A sheet of the page with its heading, the source of its figures, and a sentence on what it shows."""
     header = element("header", element("h2", heading), element("span", how, class_=f"source {how}") if how else None)
-    return element(
-        "section", header, element("p", lead, class_="lead") if lead else None, *children, class_=f"sheet {class_}".strip()
-    )
+    return element("section", header, element("p", lead, class_="lead") if lead else None, *children, class_=f"sheet {class_}".strip())
 
 
 def table(heads: list[str], rows: list[list[Markup]]) -> Markup:
     """`heads`: a leading `>` marks a column of numbers. Rows are finished cells."""
     top = element(
         "tr",
-        *(
-            element("th", head.removeprefix(">"), scope="col", class_="number" if head.startswith(">") else None)
-            for head in heads
-        ),
+        *(element("th", head.removeprefix(">"), scope="col", class_="number" if head.startswith(">") else None) for head in heads),
     )
-    return element(
-        "div", element("table", element("thead", top), element("tbody", *(element("tr", row) for row in rows))), class_="scroll"
-    )
+    return element("div", element("table", element("thead", top), element("tbody", *(element("tr", row) for row in rows))), class_="scroll")
 
 
 def cell(value: Child, class_: str | None = None) -> Markup:

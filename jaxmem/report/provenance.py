@@ -78,16 +78,11 @@ def provenance(check: Check) -> Markup:
     )
     table = element("div", element("table", element("thead", head), element("tbody", rows)), class_="scroll")
     ways = element("p", *(join([element("b", kind), Markup(f": {text}. ")]) for kind, text in WAYS.items()), class_="lead")
-    versions = [
-        element("li", element("span", name), element("b", version or UNKNOWN)) for name, version in check["versions"].items()
-    ]
+    versions = [element("li", element("span", name), element("b", version or UNKNOWN)) for name, version in check["versions"].items()]
+    within = f"in {duration_text(check['wall_s'])}" if check["wall_s"] is not None else "in a time that is not known"
     cached = ", every program answered from the cache" if check["cached"] else ""
-    took = f"Checked in {duration_text(check['wall_s'])}{cached}, as backend "
-    flags = (
-        join([element("h3", "Compiler flags"), element("p", element("code", " ".join(check["flags"])))])
-        if check["flags"]
-        else None
-    )
+    took = f"Checked {within}{cached}, as backend "
+    flags = join([element("h3", "Compiler flags"), element("p", element("code", " ".join(check["flags"])))]) if check["flags"] else None
     return element(
         "section",
         element("header", element("h2", "How each number was obtained")),

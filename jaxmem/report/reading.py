@@ -42,11 +42,7 @@ def headroom(check: Check) -> str:
     """The verdict in figures, as one phrase."""
     left, usable, peak = check["headroom_bytes"], check["usable_bytes"], check["peak_bytes"]
     if check["verdict"] == "unknown":
-        failed = [
-            f"{STATUS_WORDS[program['status']]} ({name})"
-            for name, program in check["programs"].items()
-            if program["status"] != "ok"
-        ]
+        failed = [f"{STATUS_WORDS[program['status']]} ({name})" for name, program in check["programs"].items() if program["status"] != "ok"]
         if failed or peak is None:
             return ", ".join(failed) or "the peak is not known"
     if left is None:
@@ -83,9 +79,7 @@ def parts(check: Check) -> list[Part]:
     for entry in check["composition"]:
         key = (entry["kind"], entry["module"])
         total[key] = total.get(key, 0) + entry["bytes"]
-    out = [
-        Part(kind=kind, module=module, bytes=size) for (kind, module), size in sorted(total.items(), key=lambda item: -item[1])
-    ]
+    out = [Part(kind=kind, module=module, bytes=size) for (kind, module), size in sorted(total.items(), key=lambda item: -item[1])]
     if check["unattributed_bytes"]:
         out.append(Part(kind=None, module=None, bytes=check["unattributed_bytes"]))
     return out

@@ -62,9 +62,7 @@ def _head(check: Check, width: int) -> list[Line]:
     words = f" {VERDICT_WORDS[verdict].upper()} "
     worst = f" · worst program: {flat_text(check['worst_program'])}" if check["worst_program"] else ""
     peak = "" if verdict == "unknown" else f" · peak {bytes_text(check['peak_bytes'])}"
-    lines: list[Line] = [
-        [(words, f"bold reverse {VERDICT_STYLES[verdict]}"), (" ", ""), (f"{headroom(check)}{peak}{worst}", "bold")]
-    ]
+    lines: list[Line] = [[(words, f"bold reverse {VERDICT_STYLES[verdict]}"), (" ", ""), (f"{headroom(check)}{peak}{worst}", "bold")]]
     lines += _gauge(check, width)
     devices = f"  ({count_text(check['devices'])} devices)" if check.get("devices") else ""
     model = f"  ({scaled_text(check['parameters'])} parameters)" if check["parameters"] else ""
@@ -73,9 +71,7 @@ def _head(check: Check, width: int) -> list[Line]:
         ("plan", check["plan"], ""),
         ("topology", check["topology"], devices),
     ):
-        lines.append(
-            [(f"{name:<9} ", "dim"), (shorten(flat_text(text or UNKNOWN), width - 10 - cells(note), "middle"), ""), (note, "dim")]
-        )
+        lines.append([(f"{name:<9} ", "dim"), (shorten(flat_text(text or UNKNOWN), width - 10 - cells(note), "middle"), ""), (note, "dim")])
     return lines
 
 
@@ -146,9 +142,7 @@ def _composition(check: Check, width: int) -> list[Line]:
     named = [part for part in all_parts if part.kind]
     shown, rest = named[:MOST_PARTS], named[MOST_PARTS:]
     whole = max(sum(part.bytes for part in all_parts), check["peak_bytes"] or 0, 1)
-    entries = [
-        (kind_of(part.kind).label, flat_text(part.module or UNKNOWN), part.bytes, kind_of(part.kind).ansi) for part in shown
-    ]
+    entries = [(kind_of(part.kind).label, flat_text(part.module or UNKNOWN), part.bytes, kind_of(part.kind).ansi) for part in shown]
     if rest:
         entries.append((f"{len(rest)} more", "", sum(part.bytes for part in rest), "dim"))
     entries += [("unattributed", "", part.bytes, "dim") for part in all_parts if not part.kind]
@@ -248,7 +242,7 @@ def _speed(check: Check, width: int) -> list[Line]:
     rows = []
     for limit in limits(check):
         share = limit.exposed_s / step if limit.exposed_s is not None and step else None
-        bar = "" if share is None else "█" * round(min(share, 1) * max(4, width - 42))
+        bar = "" if share is None else "█" * round(min(share, 1) * max(4, width - 38))
         rows.append(
             [
                 (flat_text(limit.name), ""),
@@ -346,7 +340,9 @@ def _footer(check: Check, width: int) -> list[Line]:
         if key not in FOLLOWS:
             by_source.setdefault(kind, []).append(flat_text(key.removesuffix("_bytes")))
     versions = ", ".join(f"{name} {version or UNKNOWN}" for name, version in check["versions"].items())
-    took = f"{'cached, ' if check['cached'] else ''}checked in {duration_text(check['wall_s'])}"
+    took = ("; cached" if check["cached"] else "") + (
+        f"; checked in {duration_text(check['wall_s'])}" if check["wall_s"] is not None else ""
+    )
     flags = f"; {len(check['flags'])} compiler flag{'s' if len(check['flags']) != 1 else ''}" if check["flags"] else ""
     lines = [_rule("How each number was obtained", None, width)]
     for kind in ("measure", "compile", "estimate"):
@@ -355,5 +351,5 @@ def _footer(check: Check, width: int) -> list[Line]:
     return [
         *lines,
         *(_note(usable, width, "bold") if usable else []),
-        *_note(f"backend: {check['backend'] or UNKNOWN}; {versions or UNKNOWN}; {took}{flags}", width, "bold"),
+        *_note(f"backend: {check['backend'] or UNKNOWN}; {versions or UNKNOWN}{took}{flags}", width, "bold"),
     ]

@@ -25,6 +25,8 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 
+PATIENCE_S = 120  # a browser that shares its cores with compilers is slow, not dead
+
 
 def chromium() -> str | None:
     """The browser's path, if there is one."""
@@ -60,13 +62,11 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command and its result; AssertionError if the browser refuses it or is silent for 30 s."""
+        """One command and its result; AssertionError if the browser refuses it or is silent."""
         self._next += 1
-        message = {"id": self._next, "method": method, "params": parameters} | (
-            {"sessionId": self._session} if self._session else {}
-        )
+        message = {"id": self._next, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             answer = self._receive(deadline, method)
             if answer.get("id") == self._next:
@@ -92,7 +92,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
         self.call("Page.navigate", url=path.absolute().as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not any(method == "Page.loadEventFired" for method, _ in self.events):
             self._receive(deadline, "the page's load event")
 
@@ -102,14 +102,11 @@ class Browser:
         assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
         return result["result"].get("value")
 
-    def screenshot(self, path: pathlib.Path | None = None) -> bytes:
-        """The whole page as PNG."""
+    def screenshot(self, *, width: float | None = None, height: float | None = None) -> bytes:
+        """The page from its top left corner as PNG, whole if no size is given."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        image = base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"])
-        if path:
-            path.write_bytes(image)
-        return image
+        clip = {"x": 0, "y": 0, "width": width or size["width"], "height": height or size["height"], "scale": 1}
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"])
 
     def close(self) -> None:
         """End the browser."""

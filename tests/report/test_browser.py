@@ -67,9 +67,7 @@ def painted(page, x, y):
     return tuple(zlib.decompress(chunks[b"IDAT"])[1:4])
 
 
-@pytest.mark.parametrize(
-    "check", [*map(sample, NAMES), nothing_known(), huge(), hostile(NASTY)], ids=[*NAMES, "nothing", "huge", "nasty"]
-)
+@pytest.mark.parametrize("check", [*map(sample, NAMES), nothing_known(), huge(), hostile(NASTY)], ids=[*NAMES, "nothing", "huge", "nasty"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_it_fits_the_window_and_is_silent(show, check, width):
     page = show(check, width=width)
@@ -128,9 +126,7 @@ def test_areas_are_as_tall_as_the_data(show, name):
     })()""")
     assert marks["dot"] * got["top"] == pytest.approx(check["peak_bytes"], rel=0.02)
     if name == "fits_v5p":  # the usable bytes are ten times the peak: named, not drawn
-        assert marks["usable"] is None and "95.74 GiB, above this chart" in page.value(
-            "document.querySelector('.plot').innerText"
-        )
+        assert marks["usable"] is None and "95.74 GiB, above this chart" in page.value("document.querySelector('.plot').innerText")
     else:
         assert marks["usable"] * got["top"] == pytest.approx(check["usable_bytes"], rel=0.02)
 

@@ -61,9 +61,7 @@ def test_equal_checks():
 
 def test_what_is_not_known_is_not_a_change_to_zero():
     found = diff(sample("fits_v5p"), sample("unknown_abort_v6e"))
-    assert all(
-        entry["b"] is None and entry["change"] is None for key in ("composition", "seconds", "traffic") for entry in found[key]
-    )
+    assert all(entry["b"] is None and entry["change"] is None for key in ("composition", "seconds", "traffic") for entry in found[key])
     lines = [line for line in render(found).split("\n") if line.startswith(("peak_bytes", "step_s", "math exposed"))]
     assert len(lines) == 3 and all(line.split()[-2:] == ["—", "—"] for line in lines)
 
@@ -91,9 +89,7 @@ def test_other_schema_numbers_are_refused(one, two):
 
 
 @pytest.mark.parametrize("width", [60, 100])
-@pytest.mark.parametrize(
-    "b", [*map(sample, NAMES), nothing_known(), hostile(LONG), huge()], ids=[*NAMES, "nothing", "long", "huge"]
-)
+@pytest.mark.parametrize("b", [*map(sample, NAMES), nothing_known(), hostile(LONG), huge()], ids=[*NAMES, "nothing", "long", "huge"])
 def test_every_line_fits(b, width):
     for found in (diff(sample("does_not_fit_v5e"), b), diff(b, sample("fits_v5p"))):
         assert max(widths(render(found, width=width, color=False))) <= width

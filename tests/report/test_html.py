@@ -122,9 +122,7 @@ def test_treemap_areas_are_bytes():
     text = report.render(check)
     for which in ("wide", "narrow"):
         region = re.search(rf'<div class="treemap {which}".*?(?=<div class="treemap|<div class="scroll")', text, re.S)[0]
-        cells = re.findall(
-            r'left:([\d.]+)%;top:([\d.]+)%;width:([\d.]+)%;height:([\d.]+)%" title="[^"]*" data-bytes="(\d+)"', region
-        )
+        cells = re.findall(r'left:([\d.]+)%;top:([\d.]+)%;width:([\d.]+)%;height:([\d.]+)%" title="[^"]*" data-bytes="(\d+)"', region)
         assert len(cells) == len(check["composition"]) + 1
         for _, _, width, height, size in cells:
             assert float(width) * float(height) / 1e4 == pytest.approx(int(size) / check["peak_bytes"], rel=0.02, abs=2e-5)

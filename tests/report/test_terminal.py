@@ -18,9 +18,7 @@ def widths(text):
 
 
 @pytest.mark.parametrize("width", [60, 80, 96, 100, 132])
-@pytest.mark.parametrize(
-    "check", [*map(sample, NAMES), nothing_known(), hostile(LONG), huge()], ids=[*NAMES, "nothing", "long", "huge"]
-)
+@pytest.mark.parametrize("check", [*map(sample, NAMES), nothing_known(), hostile(LONG), huge()], ids=[*NAMES, "nothing", "long", "huge"])
 def test_every_line_fits(check, width):
     text = terminal.render(check, width=width, color=False)
     assert max(widths(text)) == width  # the rules reach the edge, and nothing goes over it
@@ -64,11 +62,7 @@ def test_it_says_what_was_found():
     assert re.search(r"step 1\.642 s +tokens/s 319,298 +MFU 57\.3%", text)
     assert re.search(r"fsdp +0\.112 s +0\.604 s +6\.8%", text)
     assert re.search(r"fsdp +all-gather +258 +29\.71 GiB +71 ms", text)
-    assert (
-        "backend: tpu v5p; jaxmem 0.0.0+sample" in text
-        and "compile: programs, peak, usable" in text
-        and "estimate: step_s" in text
-    )
+    assert "backend: tpu v5p; jaxmem 0.0.0+sample" in text and "compile: programs, peak, usable" in text and "estimate: step_s" in text
 
 
 def test_advice_and_reasons():

@@ -21,12 +21,7 @@ def test_areas_are_proportional_and_tile_the_space(values, width, height):
     whole, slack = width * height, 1e-6 * max(width, height)
     for value, r in zip(values, got, strict=True):
         assert r.width * r.height == pytest.approx(whole * value / sum(values), rel=1e-4, abs=1e-9 * whole)
-        assert (
-            r.x >= 10 - slack
-            and r.y >= 20 - slack
-            and r.x + r.width <= 10 + width + slack
-            and r.y + r.height <= 20 + height + slack
-        )
+        assert r.x >= 10 - slack and r.y >= 20 - slack and r.x + r.width <= 10 + width + slack and r.y + r.height <= 20 + height + slack
     for i, a in enumerate(got):
         for b in got[:i]:
             wide = min(a.x + a.width, b.x + b.width) - max(a.x, b.x)
