@@ -11,12 +11,12 @@ small train step.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jaxmem.hlo.attribute import Attribution, Label
+from jaxmem.hlo.attribute import Attribution, Label, scope
 from jaxmem.hlo.parse import Module, parse_shape
-from jaxmem.hlo.schedule import replay
+from jaxmem.hlo.schedule import Value, replay
 from jaxmem.hlo.timeline import Block, Timeline, assemble
 
 Role = Literal["parameter", "temp", "output", "constant", "thread-local"]
@@ -69,7 +69,7 @@ def timeline(text: str, module: Module, result: Mapping[str, Any]) -> Timeline:
     """
     allocations, ranges = parse_assignment(text), parse_live_ranges(text)
     last = max(len(ranges.points) - 1, 0)
-    namer = _Namer(module, ranges, result)
+    namer = _Namer(module, ranges, result, allocations)
     blocks: list[Block] = []
     host: list[Block] = []
     for allocation in allocations:
@@ -143,26 +143,65 @@ def _index(digits: str | None) -> Index:
 class _Namer:
     """Kind and module of XLA's arrays, through the replayed schedule of the program's text."""
 
-    def __init__(self, module: Module, ranges: LiveRanges, result: Mapping[str, Any]):
+    def __init__(self, module: Module, ranges: LiveRanges, result: Mapping[str, Any], allocations: Sequence[Allocation]):
         schedule = replay(module)
         self.attribution = Attribution(module, schedule, result)
         self.values = {(value.instruction.name, value.index): value for value in schedule.values}
-        self.instructions = {instruction.name for instruction in schedule.points}
+        self.instructions = {instruction.name: instruction for instruction in schedule.points}
         # The text writes an asynchronous collective as one `-start`; XLA's names are those of the instruction that it wraps,
         # which stands just before it in the flattened schedule.
         self.wrappers = {name: after for name, after in zip(ranges.points, ranges.points[1:], strict=False)
                          if name not in self.instructions and after in self.instructions}
         self.parameters: dict[tuple[int, Index], int] = {(value.parameter, value.index): value.group for value in schedule.values
                                                          if value.parameter is not None}
+        last_read: dict[int, int] = {}  # group -> last point at which its memory is read
+        for allocation in allocations:
+            for array, end in self.last_reads(allocation, ranges):
+                value = self.value(array)
+                if value is not None:
+                    last_read[value.group] = max(end, last_read.get(value.group, 0))
+        phases = [scope(self.op_name(point))[0] for point in ranges.points]
+        turn = next((at for at, phase in enumerate(phases) if phase in ("backward", "recomputed")), len(phases))
+        self.read_backward = {group for group, end in last_read.items()
+                              if turn <= end < len(phases) and phases[end] != "forward"}  # readers may have no name
 
-    def array(self, array: Array) -> Label:
+    def last_reads(self, allocation: Allocation, ranges: LiveRanges) -> Iterator[tuple[Array, int]]:
+        """Arrays with the last point that reads them or what a dynamic-update-slice made of them in the same place."""
+        updated: dict[tuple[int, int], tuple[int, int]] = {}  # offset, bytes -> start and last read of the update that follows
+        lives = [(array, ranges.intervals[array.name, array.index]) for array in allocation.arrays
+                 if (array.name, array.index) in ranges.intervals]
+        for array, (start, end) in sorted(lives, key=lambda life: life[1], reverse=True):
+            place = (array.offset, array.bytes)
+            if place in updated and updated[place][0] <= end:
+                end = max(end, updated[place][1])
+            yield array, end
+            if "dynamic_update_slice" in (array.name + (self.op_name(array.name) or "")):
+                updated[place] = (start, end)
+            else:
+                updated.pop(place, None)
+
+    def op_name(self, point: str) -> str | None:
+        instruction = self.instructions.get(self.wrappers.get(point, point))
+        return instruction.op_name if instruction is not None else None
+
+    def value(self, array: Array) -> Value | None:
+        """The array in the replayed schedule."""
         name, index = array.name, array.index
         if name in self.wrappers:
             name, index = self.wrappers[name], (1, *index)
         # A tuple's own buffer is a table of addresses: it belongs to what it points at.
         keys = ((name, index), (name, (*index, 0)), (name, index[1:]))
-        value = next((self.values[key] for key in keys if key in self.values), None)
-        return self.attribution.of_group(value.group) if value is not None else Label()
+        return next((self.values[key] for key in keys if key in self.values), None)
+
+    def array(self, array: Array) -> Label:
+        value = self.value(array)
+        if value is None:
+            return Label()
+        label = self.attribution.of_group(value.group)
+        # XLA's live ranges say who reads last, also where a loop's carry or a called computation hides the reader.
+        if label.kind == "activations" and value.group in self.read_backward and scope(label.op_name)[0] == "forward":
+            return replace(label, kind="saved")
+        return label
 
     def parameter(self, number: int, index: Index) -> Label:
         group = self.parameters.get((number, index))

@@ -157,7 +157,7 @@ def programs():
 
 
 def test_sums_at_the_peak_are_what_the_compiler_reports(programs) -> None:
-    assert len({result["topology"].split(":")[0] for result, _, _ in programs.values()}) == 3 and len(programs) >= 4
+    assert len({result["topology"].split(":")[0] for result, _, _ in programs.values()}) == 3 and len(programs) >= 5
     errors = [abs(found.peak_bytes / reported(result) - 1) for result, _, found in programs.values()]
     assert statistics.median(errors) <= 0.03 and max(errors) <= 0.08
     assert max(errors) < 1e-4  # what is seen: all but constants, which the compiler's sum leaves out
@@ -190,6 +190,8 @@ def test_what_is_saved_is_there_at_the_peak(programs) -> None:
     assert offloaded.host_peak_bytes == pytest.approx(result["memory"]["host_temp_bytes"], rel=0.01)
     assert offloaded.host_peak_bytes >= 2 * 4096 * 4096 * 2  # layers x seq x embed x 2 bytes
     assert programs["h100_fsdp_block"][2].host_peak_bytes == 0
+    # two buffers a loop: the stacks of saved activations are updated in place after it, and some of their readers have no name
+    assert of_kind("a100_mixed_attention", "activations") < 0.02 * programs["a100_mixed_attention"][2].peak_bytes
 
 
 def test_largest_buffers_say_where_they_come_from(programs) -> None:
