@@ -120,8 +120,9 @@ def speed(artifacts: Mapping[str, Artifact], topology: Topology, model_flops: fl
 
         def read(artifact: Artifact = artifact, whole: float | None = whole) -> dict[str, Any]:
             s = speed_module.predict(parsed(artifact), topology, artifact.result["mesh"], model_flops=whole)
+            traffic = [dataclasses.asdict(t) | {"count": round(t.count), "bytes": round(t.bytes)} for t in s.traffic]
             return {"step_s": s.step_s, "seconds_by_limit": dict(s.seconds_by_limit) if s.seconds_by_limit else None,
-                    "traffic": [dataclasses.asdict(t) for t in s.traffic], "warnings": list(s.warnings)}
+                    "traffic": traffic, "warnings": list(s.warnings)}
         one = kept(artifact, f"speed-{whole}", read)
         total["warnings"] += one["warnings"]
         total["traffic"] += one["traffic"]

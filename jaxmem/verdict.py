@@ -38,15 +38,19 @@ def to_stderr(line: str) -> None:
 def usable(topology: Topology, mem_fraction: float) -> tuple[int | None, str | None]:
     """Bytes a program may take on one device, and how that number comes about."""
     chip = topology.chip
-    if chip.kind == "tpu" and chip.usable_bytes:
-        return chip.usable_bytes, f"the compiler's own limit for {chip.name}, of {chip.hbm_bytes} bytes"
+    if chip.kind == "tpu" and chip.usable_bytes and chip.hbm_bytes:
+        return chip.usable_bytes, f"the compiler's own limit for {chip.name}, of {gib(chip.hbm_bytes)}"
     if chip.kind == "gpu" and chip.hbm_bytes:
         reserve = chip.runtime_reserve_bytes or 0
         pool = int(chip.hbm_bytes * mem_fraction)
         left = min(pool, chip.hbm_bytes - reserve)
-        return left, (f"the smaller of {chip.hbm_bytes} bytes x {mem_fraction:g} (JAX's pool) and {chip.hbm_bytes} - {reserve} "
+        return left, (f"the smaller of {gib(chip.hbm_bytes)} x {mem_fraction:g} (JAX's pool) and {gib(chip.hbm_bytes)} less {gib(reserve)} "
                       "(CUDA context and NCCL, outside the pool, an estimate)")
     return None, None
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def check_fraction(mem_fraction: float) -> None:
@@ -80,7 +84,7 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
               "tokens_per_s": workload.tokens / step_s if step_s else None,
               "mfu": model_flops_module.mfu(workload, topology, step_s, dtype=plan.compute) if step_s else None}
     check["sources"] |= {"parameters": "estimate", "model_flops": "estimate"}
-    check["sources"] |= {k: "compile" for k in ("tokens_per_s", "mfu") if check[k] is not None}
+    check["sources"] |= {k: "estimate" for k in ("tokens_per_s", "mfu") if check[k] is not None}
     from jaxmem import advice, offloaded
     check["offload"], notes = offloaded.report(workload, plan, artifacts)
     check["warnings"] += notes
@@ -174,8 +178,8 @@ def explain_refusal(check: dict[str, Any], request: Request, topology: Topology,
     check |= analysis.peak_composition(found, resident.get(worst, 0), reported=None)
     check["timeline"].append({"program": worst, **analysis.thinned(found, resident.get(worst, 0))})
     check["sources"] |= {"composition": "compile", "buffers": "compile", "timeline": "compile"}
-    check["warnings"].append(f"composition, buffers and timeline of {worst} are of the same program compiled for {where}, which has room for "
-                             f"it; the compiler of {topology} gave none when it refused")
+    check["warnings"].append(f"composition, buffers and timeline of {worst} are of the same program compiled for {where}, which has room "
+                             f"for it; the compiler of {topology} gave none when it refused")
 
 
 def not_covered(name: str, topology: Topology, reason: str) -> dict[str, Any]:
@@ -218,7 +222,8 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     room = topology.chip.host_ram_bytes
     if out["host_bytes"] and room and out["host_bytes"] > room:
         out["verdict"] = "does_not_fit"
-        out["problems"].append(f"host memory: {out['host_bytes']} bytes a host are needed, a typical {topology.chip.name} host has {room}")
+        out["problems"].append(f"host memory: {gib(out['host_bytes'])} a host are needed, a typical {topology.chip.name} host has "
+                               f"{gib(room)}")
     for name, row in rows.items():
         out["problems"] += [f"{name}: {p}" for p in row.shown["problems"]]
         if row.reason:
@@ -228,7 +233,11 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
                                "CPU backend's")
     timelines = {}
     for name, artifact in artifacts.items():
-        found = analysis.memory(artifact, topology)
+        try:
+            found = analysis.memory(artifact, topology)
+        except Exception as error:  # the verdict stands without the reader
+            out["warnings"].append(f"{name}: its schedule could not be read ({type(error).__name__}: {error}); composition unknown")
+            continue
         if found is None:
             continue
         timelines[name] = found
@@ -237,19 +246,25 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
         out |= analysis.peak_composition(timelines[worst], resident.get(worst, 0), reported=rows[worst].peak)
     elif worst in rows and rows[worst].shown["status"] == "oom":
         out |= analysis.from_refusal(artifacts[worst].result)
-    speed = analysis.speed({n: a for n, a in artifacts.items() if n in (*STEP_PROGRAMS, "program")}, topology, model_flops)
+    speed = None
+    try:
+        speed = analysis.speed({n: a for n, a in artifacts.items() if n in (*STEP_PROGRAMS, "program")}, topology, model_flops)
+    except Exception as error:
+        out["warnings"].append(f"the step's speed could not be predicted ({type(error).__name__}: {error})")
     if speed:
         out |= {"step_s": speed["step_s"], "seconds_by_limit": speed["seconds_by_limit"] or {}, "traffic": speed["traffic"]}
         out["warnings"] += speed["warnings"]
     for name, artifact in artifacts.items():
         total, held = summed_peak(artifact.result["memory"]), device_peak(artifact.result["memory"], topology.chip.kind)
         if total and held and total > 1.05 * held and total - held > 0.01 * (limit or 0):
-            out["warnings"].append(f"{name}: argument + output - alias + temp is {total} bytes, but the compiler allocates {held}: its temp "
-                                   "counts some values of loop bodies more than once; the verdict uses what is allocated")
+            out["warnings"].append(f"{name}: argument + output - alias + temp is {gib(total)}, but the compiler allocates {gib(held)}: its "
+                                   "temp counts some values of loop bodies more than once; the verdict uses what is allocated")
     compiled = [a for a in artifacts.values() if a.result["memory"]]
-    for key in ("peak_bytes", "headroom_bytes", "programs", "composition", "buffers", "timeline", "step_s", "seconds_by_limit", "traffic"):
+    for key in ("peak_bytes", "headroom_bytes", "host_bytes", "programs", "composition", "buffers", "timeline", "traffic"):
         if out[key] not in (None, [], {}) and (compiled or key == "programs"):
             out["sources"][key] = "compile"
+    # the schedule is the compiler's, the seconds are a model's
+    out["sources"] |= {key: "estimate" for key in ("step_s", "seconds_by_limit", "capacity_bytes") if out[key] not in (None, {})}
     out["sources"] |= {"verdict": "compile"}
     if limit is not None:
         out["sources"]["usable_bytes"] = "compile" if topology.chip.kind == "tpu" else "estimate"
@@ -311,7 +326,7 @@ def program_row(artifact: Artifact, topology: Topology, limit: int | None, resid
     else:
         verdict = "tight" if limit - peak < TIGHT * limit else "fits"
     if resident:
-        problems.append(f"{resident} bytes of state that this program does not take stay on the device and are counted in its peak")
+        problems.append(f"{gib(resident)} of state that this program does not take stay on the device and are counted in its peak")
     host = [m.get(k) for k in ("host_argument_bytes", "host_output_bytes", "host_alias_bytes", "host_temp_bytes")]
     host_bytes = None if not m or host[0] is None else (host[0] or 0) + (host[1] or 0) - (host[2] or 0) + (host[3] or 0)
     shown = {"status": status, "reason": r["reason"], "argument_bytes": m.get("argument_bytes"), "output_bytes": m.get("output_bytes"),

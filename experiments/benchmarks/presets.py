@@ -67,15 +67,15 @@ KEPT = ("workload", "topology", "plan", "verdict", "usable_bytes", "peak_bytes",
 def check(name: str) -> dict:
     topology_text, plan_text, batch, seq = ROWS[name]
     topology = parse_topology(topology_text)
-    out = verdict.check_workload(Workload.parse(model=name, batch=batch, seq=seq), Plan.parse(plan_text, devices=topology.devices), topology,
-                                 programs=tuple(_PROGRAMS.value))
+    plan = Plan.parse(plan_text, devices=topology.devices)
+    out = verdict.check_workload(Workload.parse(model=name, batch=batch, seq=seq), plan, topology, programs=tuple(_PROGRAMS.value))
     compile_s = sum(p["compile_s"] or 0 for p in out["programs"].values())
     return {"preset": name, "compile_s": compile_s, "programs": list(out["programs"])} | {k: out[k] for k in KEPT}
 
 
 def table(records: dict[str, dict]) -> str:
     heads = ("preset", "parameters", "topology", "plan", "batch x seq", "verdict", "peak / usable a device", "worst program",
-             "step (compile)", "MFU", "compile, 2 cores")
+             "step (estimate)", "MFU", "compile, 2 cores")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in ROWS:
         if name not in records:
@@ -109,9 +109,9 @@ def main(argv: list[str]) -> None:
         some = next(iter(records.values()))["versions"]
         versions = ", ".join(f"{k} {v}" for k, v in some.items() if v and k in ("jaxmem", "jax", "jaxlib", "libtpu", "cuda_pjrt"))
         pathlib.Path(_DOCS.value).write_text(
-            "# Every preset on a topology that it fits\n\nWhat `python -m experiments.benchmarks.presets` recorded: every figure is of the "
-            f"compile for that target ({versions}), none is a measurement. AdamW, f32 parameters, bf16 compute. Programs: "
-            "init, train, eval, save, where the record names no others.\n\n" + text + "\n")
+            "# Every preset on a topology that it fits\n\nWhat `python -m experiments.benchmarks.presets` recorded: memory is of the "
+            f"compile for that target ({versions}), the step is a model's estimate from its schedule, nothing is a measurement.\n"
+            "AdamW, f32 parameters, bf16 compute. Programs: init, train, eval, save, where the record names no others.\n\n" + text + "\n")
 
 
 if __name__ == "__main__":
