@@ -122,7 +122,7 @@ class Reader:
             return NOTHING
         operands = [computation.by_name[name].shape for name in instruction.operands]
         if opcode in _ASYNC_COPIES:
-            return Reading(links=(self.copy(operands[0], *_started(instruction)),), starts=instruction.name)
+            return Reading(links=(self.copy(*_started(instruction, operands)),), starts=instruction.name)
         if opcode.endswith("-done") and instruction.operands:
             return Reading(awaits=(instruction.operands[0],))
         if opcode == "custom-call":
@@ -176,8 +176,11 @@ class Reader:
                     pairs=groups if permute and known else ())
 
 
-def _started(instruction: Instruction) -> tuple[Shape, Shape]:
-    """(target, what is moved) of an asynchronous copy: `copy-start` gives (target, source, ...), slices (source, target, ...)."""
+def _started(instruction: Instruction, operands: list[Shape]) -> tuple[Shape, Shape, Shape]:
+    """(source, target, what is moved) of an asynchronous copy. Results: `copy-start` (target, source, ...), the others (operands,
+    target, ...); an update moves its second operand into the first."""
     elements = instruction.shape.elements or (instruction.shape,)
-    target = elements[0] if instruction.opcode == "copy-start" else elements[min(1, len(elements) - 1)]
-    return target, target
+    if instruction.opcode == "copy-start":
+        return operands[0], elements[0], elements[0]
+    target = elements[min(1, len(elements) - 1)]
+    return (operands[1], target, operands[1]) if instruction.opcode == "dynamic-update-slice-start" else (operands[0], target, target)

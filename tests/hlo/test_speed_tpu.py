@@ -335,3 +335,18 @@ def test_between_slices_the_network_carries_it() -> None:
     network = where.chip.network
     assert speed.seconds_by_limit["data_exposed"] == speed.step_s
     assert speed.step_s == pytest.approx(4e6 / network.total_bytes_per_s + 2 * network.latency_s)
+
+
+def test_an_update_on_the_host_moves_the_update_alone() -> None:
+    """One layer of 32 MiB goes into a stack of 8 on the host, and comes back."""
+    text = schedule("%stack = f32[8,8388608]{1,0:S(5)} parameter(1)", "%layer = f32[1,8388608]{1,0} parameter(2)",
+                    "%zero = s32[] constant(0)",
+                    "%put = ((f32[8,8388608]{1,0:S(5)}, f32[1,8388608]{1,0}, s32[], s32[]), f32[8,8388608]{1,0:S(5)}, u32[]) "
+                    "dynamic-update-slice-start(%stack, %layer, %zero, %zero)",
+                    "%there = f32[8,8388608]{1,0:S(5)} dynamic-update-slice-done(%put)",
+                    "%get = ((f32[8,8388608]{1,0:S(5)}, s32[], s32[]), f32[1,8388608]{1,0}, u32[]) "
+                    "dynamic-slice-start(%there, %zero, %zero), dynamic_slice_sizes={1,8388608}",
+                    "%back = f32[1,8388608]{1,0} dynamic-slice-done(%get)")
+    speed = predict_tpu(parse(text), V5E, None, IDEAL)
+    assert {row.collective: row.bytes for row in speed.traffic} == {"device-to-host": 2**25, "host-to-device": 2**25}
+    assert speed.step_s == pytest.approx(2 * 2**25 / V5E.chip.host_link_bytes_per_s)
