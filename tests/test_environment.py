@@ -1,5 +1,6 @@
 """Which platforms JAX is told to open, from device files and installed plugins; and that a machine without any is quiet."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,8 +85,9 @@ def test_a_machine_with_compilers_and_no_accelerator_is_quiet():
 
 
 def test_versions_need_no_jax_and_nothing_installed():
-    code = "import sys; from jaxmem import environment; print(environment.versions()); assert 'jax' not in sys.modules"
-    printed = eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout)
+    code = "import json, sys; from jaxmem import environment as e; print(json.dumps(e.versions())); assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    printed = json.loads(done.stdout)
     import flax
     import jax
     import jaxlib
@@ -96,7 +98,7 @@ def test_versions_need_no_jax_and_nothing_installed():
         "jax": jax.__version__, "jaxlib": jaxlib.__version__, "flax": flax.__version__, "jaxmem": jaxmem.__version__,
         "python": sys.version.split()[0]}
     assert set(printed) == {"python", "jaxmem", "jax", "jaxlib", "flax", "optax", "orbax", "libtpu", "cuda_plugin", "cuda_pjrt"}
-    environment_without = subprocess.run(
+    nothing_installed = subprocess.run(
         [sys.executable, "-S", "-c", "from jaxmem import environment; print(environment.versions()['jax'])"],
         capture_output=True, text=True, timeout=60, check=True, cwd=environment.__file__.rpartition("/jaxmem/")[0])
-    assert environment_without.stdout == "None\n"
+    assert nothing_installed.stdout == "None\n"
