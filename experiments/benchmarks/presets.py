@@ -15,6 +15,7 @@ from jaxmem import verdict
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.report.units import bytes_text
+from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
 _ONLY = flags.DEFINE_list("only", [], "presets, by comma; all without")
@@ -25,40 +26,40 @@ _RECORDS = flags.DEFINE_string("records", "docs/records/presets.jsonl", "one lin
 # preset -> topology, plan, global batch, sequence length
 ROWS = {
     "decoder-tiny": ("v5e-4", "fsdp=4", 16, 256),
-    "decoder-small": ("v5e-4", "fsdp=4", 16, 256),
-    "gpt2": ("v5e-4", "fsdp=4,remat=block", 32, 1024),
-    "gpt2-medium": ("v5e-8", "fsdp=8,remat=block", 64, 1024),
+    "decoder-small": ("a100-40gb:2", "fsdp=2", 16, 256),
+    "gpt2": ("a100-40gb:8", "fsdp=8,remat=block", 64, 1024),
+    "gpt2-medium": ("h100-pcie:4", "fsdp=4,remat=block", 32, 1024),
     "gpt2-large": ("h100:8", "fsdp=8,remat=block", 64, 1024),
     "gpt2-xl": ("a100-80gb:8", "fsdp=8,remat=block", 32, 1024),
-    "llama2-7b": ("v4-64", "fsdp=32,remat=block", 64, 4096),
-    "llama2-13b": ("v5p-64", "fsdp=32,remat=block", 64, 4096),
-    "llama2-70b": ("h100:8x8", "fsdp=64,remat=block", 64, 4096),
+    "llama2-7b": ("a100-80gb:2x8", "fsdp=16,remat=block", 32, 4096),
+    "llama2-13b": ("h100:4x8", "fsdp=32,remat=block", 64, 4096),
+    "llama2-70b": ("h100:8x8", "fsdp=64,remat=block", 128, 4096),
     "llama3-8b": ("v5p-128", "fsdp=64,remat=block", 64, 8192),
-    "llama3-70b": ("v5p-256", "fsdp=128,remat=block", 128, 8192),
-    "llama3-405b": ("v5p-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 64, 8192),
-    "llama3.1-8b": ("v6e-64", "fsdp=64,remat=block", 64, 8192),
-    "llama3.1-70b": ("v6e-256", "fsdp=256,remat=block", 256, 8192),
-    "llama3.1-405b": ("tpu7x-1024", "fsdp=128,tensor=8,sequence=tensor,remat=block", 128, 8192),
-    "mistral-7b": ("v5p-64", "fsdp=32,remat=block", 32, 8192),
-    "qwen3-0.6b": ("v5e-16", "fsdp=16,remat=block", 32, 4096),
-    "qwen3-1.7b": ("v5e-16", "fsdp=16,remat=block", 16, 4096),
-    "qwen3-4b": ("v6e-16", "fsdp=16,remat=block", 16, 4096),
+    "llama3-70b": ("h200:8x8", "fsdp=64,remat=block,loss_chunks=8", 64, 8192),
+    "llama3-405b": ("gb200:36x4", "fsdp=36,tensor=4,sequence=tensor,remat=block,loss_chunks=8", 72, 8192),
+    "llama3.1-8b": ("h200:8", "fsdp=8,remat=block,loss_chunks=8", 8, 8192),
+    "llama3.1-70b": ("b200:8x8", "fsdp=64,remat=block,loss_chunks=8", 64, 8192),
+    "llama3.1-405b": ("v5p-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 64, 8192),
+    "mistral-7b": ("b300:8", "fsdp=8,remat=block", 16, 8192),
+    "qwen3-0.6b": ("a6000:4", "fsdp=4,remat=block,loss_chunks=8", 4, 2048),
+    "qwen3-1.7b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 16, 4096),
+    "qwen3-4b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
     "qwen3-8b": ("h200:8", "fsdp=8,remat=block,loss_chunks=8", 16, 4096),
-    "qwen3-14b": ("v5p-64", "fsdp=32,remat=block", 32, 8192),
-    "qwen3-32b": ("b200:8x4", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
-    "gemma2-2b": ("v6e-16", "fsdp=16,remat=block,loss_chunks=8", 16, 4096),
-    "gemma2-9b": ("v5p-64", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
-    "gemma2-27b": ("v5p-128", "fsdp=64,remat=block,loss_chunks=8", 64, 4096),
-    "gemma3-1b": ("v5e-16", "fsdp=16,remat=block,loss_chunks=8", 16, 4096),
-    "gemma3-4b": ("v6e-16", "fsdp=16,remat=block,loss_chunks=8", 16, 4096),
-    "gemma3-12b": ("v5p-64", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
-    "gemma3-27b": ("v5p-128", "fsdp=64,remat=block,loss_chunks=8", 64, 4096),
+    "qwen3-14b": ("b200:8", "fsdp=8,remat=block,loss_chunks=8", 16, 4096),
+    "qwen3-32b": ("gb300:8x4", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
+    "gemma2-2b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
+    "gemma2-9b": ("h200:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
+    "gemma2-27b": ("h200:4x8", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
+    "gemma3-1b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
+    "gemma3-4b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
+    "gemma3-12b": ("b200:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
+    "gemma3-27b": ("gb200:8x4", "fsdp=32,remat=block,loss_chunks=8", 32, 4096),
     "scale-16b": ("v5e-256", "fsdp=256,remat=block", 1536, 2048),
     "scale-32b": ("v5p-128", "fsdp=16,tensor=4,sequence=tensor,remat=dots", 384, 2048),
     "scale-64b": ("v5e-256", "fsdp=256,remat=block", 512, 2048),
     "scale-128b": ("v5p-256", "fsdp=16,tensor=8,sequence=tensor,remat=dots", 128, 2048),
-    "scale-256b": ("v5p-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 512, 2048),
-    "scale-512b": ("v5p-2048", "fsdp=128,tensor=8,sequence=tensor,remat=block", 1024, 2048),
+    "scale-256b": ("v4-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 256, 2048),
+    "scale-512b": ("tpu7x-512", "fsdp=64,tensor=8,sequence=tensor,remat=block", 512, 2048),
 }
 KEPT = ("workload", "topology", "plan", "verdict", "usable_bytes", "peak_bytes", "headroom_bytes", "host_bytes", "worst_program", "step_s",
         "tokens_per_s", "mfu", "backend", "versions", "flags", "sources", "problems", "parameters")
@@ -100,7 +101,11 @@ def main(argv: list[str]) -> None:
         if name in records and not _ONLY.value:
             continue
         print(f"== {name}", file=sys.stderr, flush=True)
-        records[name] = check(name)
+        try:
+            records[name] = check(name)
+        except InputError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
         with path.open("a") as out:
             out.write(json.dumps(records[name]) + "\n")
     text = table(records)
