@@ -131,8 +131,9 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
     def loss_sum(params, batch, ops):
         model = nnx.merge(graph, pure_to_state(variables, params))
         hidden = model.hidden(batch["tokens"], batch["positions"], batch["segment_ids"], ops, compute)
+        weights = model.head_weights(compute)
         with jax.named_scope("head"):
-            weights = dims_module.constrain(model.head_weights(compute), None, "vocab_logits")
+            weights = dims_module.constrain(weights, None, "vocab_logits")
         return head_loss(hidden, weights, batch["targets"], softcap=c.final_softcap, chunks=plan.loss_chunks)
 
     def count(batch):
