@@ -254,6 +254,10 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     if speed:
         out |= {"step_s": speed["step_s"], "seconds_by_limit": speed["seconds_by_limit"] or {}, "traffic": speed["traffic"]}
         out["warnings"] += speed["warnings"]
+    for name, held in resident.items():
+        if held and rows[name].peak is not None:
+            out["warnings"].append(f"{name}: the peak counts {gib(held)} of state that stay on the device though this program does not "
+                                   "take them")
     for name, artifact in artifacts.items():
         total, held = summed_peak(artifact.result["memory"]), device_peak(artifact.result["memory"], topology.chip.kind)
         if total and held and total > 1.05 * held and total - held > 0.01 * (limit or 0):
@@ -325,8 +329,6 @@ def program_row(artifact: Artifact, topology: Topology, limit: int | None, resid
         verdict = "does_not_fit"
     else:
         verdict = "tight" if limit - peak < TIGHT * limit else "fits"
-    if resident:
-        problems.append(f"{gib(resident)} of state that this program does not take stay on the device and are counted in its peak")
     host = [m.get(k) for k in ("host_argument_bytes", "host_output_bytes", "host_alias_bytes", "host_temp_bytes")]
     host_bytes = None if not m or host[0] is None else (host[0] or 0) + (host[1] or 0) - (host[2] or 0) + (host[3] or 0)
     shown = {"status": status, "reason": r["reason"], "argument_bytes": m.get("argument_bytes"), "output_bytes": m.get("output_bytes"),
