@@ -254,9 +254,9 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     if speed:
         out |= {"step_s": speed["step_s"], "seconds_by_limit": speed["seconds_by_limit"] or {}, "traffic": speed["traffic"]}
         out["warnings"] += speed["warnings"]
-    for name, held in resident.items():
-        if held and rows[name].peak is not None:
-            out["warnings"].append(f"{name}: the peak counts {gib(held)} of state that stay on the device though this program does not "
+    for name, beside in resident.items():
+        if beside and rows[name].peak is not None:
+            out["warnings"].append(f"{name}: the peak counts {gib(beside)} of state that stay on the device though this program does not "
                                    "take them")
     for name, artifact in artifacts.items():
         total, held = summed_peak(artifact.result["memory"]), device_peak(artifact.result["memory"], topology.chip.kind)
