@@ -144,7 +144,7 @@ class _Namer:
     """Kind and module of XLA's arrays, through the replayed schedule of the program's text."""
 
     def __init__(self, module: Module, ranges: LiveRanges, result: Mapping[str, Any], allocations: Sequence[Allocation]):
-        schedule = replay(module)
+        self.schedule = schedule = replay(module)
         self.attribution = Attribution(module, schedule, result)
         self.values = {(value.instruction.name, value.index): value for value in schedule.values}
         self.instructions = {instruction.name: instruction for instruction in schedule.points}
@@ -198,9 +198,16 @@ class _Namer:
         if value is None:
             return Label()
         label = self.attribution.of_group(value.group)
+        if label.kind != "activations":
+            return label
+        phase = scope(label.op_name)[0]
         # XLA's live ranges say who reads last, also where a loop's carry or a called computation hides the reader.
-        if label.kind == "activations" and value.group in self.read_backward and scope(label.op_name)[0] == "forward":
+        if phase == "forward" and value.group in self.read_backward:
             return replace(label, kind="saved")
+        # The compiler permutes the dims of a gradient while it is made; the loop's carry still has those of the parameter.
+        shapes = {member.shape.dims for member in self.schedule.groups[value.group]}
+        if phase == "backward" and shapes & self.attribution.parameter_dims:
+            return replace(label, kind="gradients")
         return label
 
     def parameter(self, number: int, index: Index) -> Label:

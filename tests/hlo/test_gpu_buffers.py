@@ -194,6 +194,13 @@ def test_what_is_saved_is_there_at_the_peak(programs) -> None:
     assert of_kind("a100_mixed_attention", "activations") < 0.02 * programs["a100_mixed_attention"][2].peak_bytes
 
 
+def test_gradients_are_told_by_the_parameter_that_their_loop_carries(programs) -> None:
+    """A microbatch's gradient of `down`, layers x mlp / tensor x embed / fsdp, is made with its dims in another order."""
+    _, _, found = programs["b200_names_accumulate"]
+    made = [b for b in found.buffers if b.shape == (4, 14_336 // 4, 4096 // 2) and "transpose(" in (b.op_name or "")]
+    assert made and {b.kind for b in made} == {"gradients"}
+
+
 def test_largest_buffers_say_where_they_come_from(programs) -> None:
     for name, (_, _, found) in programs.items():
         largest = [block for block in found.buffers[:10] if block.kind != "padding"]
