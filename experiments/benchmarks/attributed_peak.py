@@ -26,7 +26,7 @@ from jaxmem.hlo.timeline import Timeline
 
 _FIXTURE = flags.DEFINE_string("fixture", None, "also write trimmed copies of the artifacts into this folder, named as theirs")
 # all that the readers of memory ask of a backend_config
-_KEPT = re.compile(r'"aliasing_operands":\{"lists":\[.*?\]\}|"known_trip_count":\{"n":"\d+"\}')
+_KEPT = re.compile(r'"aliasing_operands":\{"lists":\[(?:\{"indices":\[[^\]]*\]\},?)*\]\}|"known_trip_count":\{"n":"\d+"\}')
 _UNREAD = re.compile(
     r", (?:frontend_attributes|sharding|channel_id|use_global_device_ids|replica_groups|window|dim_labels)"
     r"=(?:\{[^{}]*\}|[^,\s]+)(?=,|$)"
@@ -75,6 +75,7 @@ def _short(path: re.Match[str]) -> str:
 
 def trim(text: str) -> str:
     """The text without what no reader of memory needs: most attributes, layouts of the entry, folders of this machine."""
+    text = re.sub(r"kernel_metadata=\{\n[^\n]*\n\}", "kernel_metadata={}", text)
     first, _, rest = text.partition("\n")
     first = re.sub(
         r", (?:entry_computation_layout|frontend_attributes|allow_spmd_sharding_propagation_to_\w+)=\{.*?\}(?=, [a-z_]+=|$)",

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from jaxmem.hlo.parse import Computation, Instruction, Module
-from jaxmem.hlo.schedule import Schedule, Value
+from jaxmem.hlo.schedule import Schedule, Value, output_operand_aliases
 
 Phase = Literal["plain", "forward", "backward", "recomputed"]
 
@@ -48,6 +48,7 @@ _NOISE = frozenset(
 )
 _WRAPPER = re.compile(r"^(transpose|jvp|vmap|remat|checkpoint|pmap|linearize|mul_by)\((.*)\)$")
 _DROPPED = re.compile(r"^(?:p?jit|branch_\d+_fun|cond_branch)(?:\(.*\))?$|->|^branch_\d+_fun$")
+_KERNEL = re.compile(r"(?:static_sparsity_)?splash|mha_|flash_attention|ragged_")  # names of Pallas kernels, not of modules
 COLLECTIVES = (
     "all-gather",
     "all-reduce",
@@ -124,7 +125,7 @@ def scope(op_name: str | None) -> tuple[Phase, str | None]:
     if not op_name or "/" not in op_name:
         return "plain", None
     phase: Phase = "plain"
-    parts = []
+    parts: list[str] = []
     pieces = list(_components(op_name))
     for piece in pieces[:-1]:
         inside = piece
@@ -137,7 +138,9 @@ def scope(op_name: str | None) -> tuple[Phase, str | None]:
         for part in inside.split("/") if not _DROPPED.search(inside) else []:
             if part == "rematted_computation":
                 phase = "recomputed"
-            if part and part not in _NOISE:
+            if (
+                part and part not in _NOISE and not _KERNEL.match(part) and part not in parts[-1:]
+            ):  # a scope entered again inside itself says nothing new
                 parts.append(part)
     return phase, "/".join(parts) or None
 
@@ -209,7 +212,8 @@ class Attribution:
         self.parameter_dims = self._parameter_dims()
         self.home = {name: _common_scope(computation) for name, computation in module.computations.items()}
         self.groups: dict[int, Label] = {}
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # values and groups being labelled: a loop leads back to itself
+        self._open_groups: set[int] = set()
 
     def _parameter_dims(self) -> frozenset[tuple[int, ...]]:
         """Shapes of parameters, whole and split, and of one layer of a stack; vectors are told apart too badly to count."""
@@ -266,14 +270,21 @@ class Attribution:
         instruction = value.instruction
         if instruction.opcode in ("parameter", "while", "conditional"):
             return Label()  # a carry: the other members of its group say more
+        if value.index in output_operand_aliases(instruction):  # handed on as it came, while something else is computed
+            handed_on = [read for read in value.reads if self.owner[read.number] == self.owner[value.number]]
+            return self.of_value(handed_on[0]) if handed_on else Label()
         op_name, source = self._named(instruction, value.index)
         opcode = self._collective(value) or instruction.opcode
         kind, module = classify(op_name, opcode=opcode, dims=value.shape.dims, parameter_dims=self.parameter_dims)
         moved = self._moved(value)
         if moved is not None and not is_collective(opcode):
             inherited = self._origin(moved)
-            if inherited.kind in _STATE or kind is None or module is None:
-                state = inherited.kind in _STATE
+            state = (
+                inherited.kind in _STATE
+                or inherited.kind == "saved"
+                and (kind is None or scope(op_name)[0] in ("backward", "recomputed"))
+            )
+            if state or kind is None or module is None:
                 carried = (
                     moved.instruction.opcode == "parameter" and moved.parameter is None
                 )  # by a loop: its own scope says more
@@ -283,8 +294,9 @@ class Attribution:
                     source=source or inherited.source,
                     op_name=op_name or inherited.op_name,
                 )
-        if module is None:
-            module = self._module_of_data(value)
+        if module is None or (op_name or "").endswith("dynamic_update_slice"):  # a loop's stack: of what is written into it
+            data = self._module_of_data(value)
+            module = data if module is None or (data or "").startswith(f"{module}/") else module
         return Label(kind=kind, module=module, source=source, op_name=op_name)
 
     def _made_by(self, instruction: Instruction, index: tuple[int, ...]) -> Instruction | None:
@@ -335,29 +347,32 @@ class Attribution:
             return None
         fused = self.module.computations[value.instruction.called["calls"][0]]
         while not is_collective(inner.opcode):
-            if inner.opcode not in _MOVES and inner.opcode != "custom-call" or not inner.operands:
+            before = [fused.by_name[name] for name in inner.operands]
+            if inner.opcode not in _MOVES and inner.opcode != "custom-call" or not before:
                 return None
-            inner = fused.by_name[inner.operands[0]]
+            inner = next((part for part in before if is_collective(part.opcode)), before[0])
         return inner.opcode
 
     def _moved(self, value: Value) -> Value | None:
         """The array whose elements this one holds unchanged, in another place, layout or precision."""
         instruction = value.instruction
+        reads = [source for source in value.reads if source.number != value.number]
+        if instruction.opcode.startswith("dynamic-update-slice"):
+            return reads[1] if len(reads) > 1 else None
         moves = instruction.opcode in _MOVES or instruction.custom_call_target in _MOVING_CALLS
         if instruction.opcode == "fusion":
             moves = all(inner.opcode in _MOVES for inner in self.module.computations[instruction.called["calls"][0]].instructions)
         if not moves:
             return None
-        sources = [source for source in value.reads if source.number != value.number]
-        return max(sources, key=_weight, default=None)
+        return max(reads, key=_weight, default=None)
 
     def _origin(self, value: Value) -> Label:
-        """Label of the array, or of one that shares its memory and says more."""
-        label = self.of_value(value)
-        if label.kind is not None and label.module is not None:
-            return label
-        others = [self.of_value(other) for other in self.schedule.groups[self.owner[value.number]]]
-        return min(others, key=_informative, default=label)
+        """Label of the memory that an array lies in, or of the array itself while that memory is being labelled."""
+        group = self.owner[value.number]
+        if group in self.groups or group not in self._open_groups:
+            return self.of_group(group)
+        others = [self.of_value(value)] + [self.of_value(other) for other in self.schedule.groups[group]]
+        return min(others, key=_informative)
 
     def _module_of_data(self, value: Value) -> str | None:
         """The module of what a nameless operation reads, largest first, then of the computation that it stands in."""
@@ -372,6 +387,7 @@ class Attribution:
         """Label of a piece of memory: the argument or result that it is, else what says most among the arrays that it holds."""
         if group in self.groups:
             return self.groups[group]
+        self._open_groups.add(group)
         values = self.schedule.groups[group]
         arguments = [value for value in values if value.parameter is not None]
         results = [value for value in values if value.number in self.output_order]
@@ -390,6 +406,7 @@ class Attribution:
             )
         else:
             label = self._best(values)
+        self._open_groups.discard(group)
         self.groups[group] = label
         return label
 

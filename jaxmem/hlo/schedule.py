@@ -14,12 +14,14 @@ from jaxmem.hlo.parse import Computation, Instruction, Module, Shape
 Index = tuple[int, ...]
 Leaves = dict[Index, int]  # arrays of one instruction's result: index path -> value number
 
-FORWARDING = ("bitcast", "opt-barrier", "optimization-barrier", "domain", "add-dependency", "async-update")
+FORWARDING = ("bitcast", "opt-barrier", "optimization-barrier", "domain", "add-dependency")
 _ASYNC_RESULT: Mapping[str, int] = {
     "copy-done": 0,
     "recv-done": 0,
 }  # which element of the started tuple a `done` hands on; 1 otherwise
 _BARE_START = ("all-reduce-start", "reduce-scatter-start")  # starts whose result has the shape of the finished one
+
+_ALIASING = re.compile(r'"aliasing_operands":\{"lists":\[(?:\{"indices":\[[^\]]*\]\},?)*\]\}')
 
 
 @dataclass(kw_only=True)
@@ -132,11 +134,10 @@ class _Replay:
             return self.loop(instruction, computation, operands[0])
         if opcode == "conditional":
             return self.conditional(instruction, computation, operands)
-        if opcode == "call" or opcode == "call-start":
+        if opcode == "call":
             leaves = self.walk(self.module.computations[next(iter(instruction.called.values()))[0]], operands)
-            if opcode == "call":
-                self.points.append(instruction)
-                return leaves
+            self.points.append(instruction)
+            return leaves
         time = len(self.points)
         self.points.append(instruction)
         for leaves in operands:
@@ -157,15 +158,21 @@ class _Replay:
     def given_operands(self, instruction: Instruction, operands: list[Leaves]) -> Leaves:
         """Leaves of a started operation that are its operands, kept alive until it is done."""
         opcode = instruction.opcode
-        if not opcode.endswith("-start") and opcode not in ("send", "async"):
-            return {}
-        if opcode in _BARE_START:
+        if opcode.endswith("-update"):  # a started call is handed what it had not been given yet
+            wanted = {index for index, _ in instruction.shape.leaves()}
+            later = {
+                (0, position, *index): number for position, leaves in enumerate(operands[1:]) for index, number in leaves.items()
+            }
+            return {index: number for index, number in operands[0].items() if index in wanted} | (
+                later if len(operands) > 1 else {}
+            )
+        if not opcode.endswith("-start") and opcode != "send" or opcode in _BARE_START or not operands:
             return {}
         if opcode == "copy-start":
             return {(1, *index): number for index, number in operands[0].items()}
         if instruction.shape.is_tuple and instruction.shape.at((0,)).is_tuple:
             return {(0, position, *index): number for position, leaves in enumerate(operands) for index, number in leaves.items()}
-        return {(0, *index): number for index, number in operands[0].items()} if operands else {}
+        return {(0, *index): number for index, number in operands[0].items()}
 
     def done(self, instruction: Instruction, started: Leaves) -> Leaves:
         wanted = {index for index, _ in instruction.shape.leaves()}
@@ -193,7 +200,9 @@ class _Replay:
         """Result leaf -> operand that a dynamic-update-slice overwrites, also at the root of a fusion."""
         if instruction.opcode in ("dynamic-update-slice", "scatter"):
             return {(): 0}
-        if instruction.opcode != "fusion":
+        if instruction.opcode == "dynamic-update-slice-start":
+            return {(1,): 0}
+        if instruction.opcode not in ("fusion", "async-start") or "calls" not in instruction.called:
             return {}
         fused = self.module.computations[instruction.called["calls"][0]]
         roots = (
@@ -207,7 +216,7 @@ class _Replay:
             if root.opcode in ("dynamic-update-slice", "scatter"):
                 target = _through_bitcasts(fused, fused.by_name[root.operands[0]])
                 if target.opcode == "parameter":
-                    found[index] = int(target.literal or 0)
+                    found[(1, *index) if instruction.opcode == "async-start" else index] = int(target.literal or 0)
         return found
 
     # --- control flow
@@ -277,13 +286,9 @@ def _through_bitcasts(computation: Computation, instruction: Instruction) -> Ins
 
 def aliasing_operands(instruction: Instruction) -> list[list[int]]:
     """Lists of arrays in one memory, as TPU configs record them: operands are counted first, then the arrays of the result."""
-    match = re.search(r'"aliasing_operands":\{"lists":\[(.*?)\]\}', instruction.raw_attributes)
-    if match is None or not match.group(1):
-        return []
-    return [
-        [int(number) for number in re.findall(r'"(\d+)"', numbers)]
-        for numbers in re.findall(r'"indices":\[([^\]]*)\]', match.group(0))
-    ]
+    match = _ALIASING.search(instruction.raw_attributes)
+    lists = re.findall(r'"indices":\[([^\]]*)\]', match.group(0)) if match else []
+    return [[int(number) for number in re.findall(r'"(\d+)"', numbers)] for numbers in lists]
 
 
 def output_operand_aliases(instruction: Instruction) -> dict[Index, tuple[int, Index]]:

@@ -38,7 +38,7 @@ FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures" / "hlo"
         (
             "jit(f)/blocks/while/body/eval_jaxpr/attention/shard_map/splash_mha/pallas_call",
             "plain",
-            "blocks/attention/splash_mha",
+            "blocks/attention",
         ),
         ("broadcast.12", "plain", None),
         (None, "plain", None),
@@ -167,11 +167,12 @@ def test_without_lists_arguments_are_read_from_their_names():
 EXPECTED = {
     # the logits of 2 x 1024 tokens x 32,000 words, in float32 and bfloat16: 250 + 125 MiB
     "decoder-scan-block-v5e": {("logits", "head"): 375, ("saved", "blocks"): 16},
-    # 16 layers x 8 x 2048 tokens: two of 5632 / 2 mlp values; query and output, key and value halves, and the context
+    # 8 x 2048 tokens in 16 layers, and those of the layer at hand once more: two mlp values of 5632 / 2; query, key and value of
+    # 1024, 512 and 512, and the projected output of 2048; the layer's input of 2048
     "decoder-scan-dots-tensor-v4": {
-        ("saved", "blocks/mlp"): 2 * 1408,
-        ("saved", "blocks/attention"): 512 + 2 * 256 + 1024,
-        ("saved", "blocks"): 1024,
+        ("saved", "blocks/mlp"): 17 * 8 * 2048 * 2 * 2816 * 2 / 2**20,
+        ("saved", "blocks/attention"): 17 * 8 * 2048 * 2 * (1024 + 2 * 512 + 2048) / 2**20,
+        ("saved", "blocks"): 17 * 8 * 2048 * 2 * 2048 / 2**20,
     },
 }
 
