@@ -160,7 +160,8 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
                     total, grads = carry
                     part = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), part)
                     value, more = grad(params, part, ops)
-                    return (total + value, jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more), table)), None
+                    with jax.named_scope("gradients"):
+                        return (total + value, jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more), table)), None
                 zero = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), table)
                 (total, grads), _ = jax.lax.scan(add, (jnp.float32(0), zero), parts)
         with jax.named_scope("gradients"):
@@ -186,7 +187,8 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
         with dims_module.layout(constrain_with):
             return {"loss_sum": loss_sum(params, batch, plain), "tokens": count(batch)}
 
-    host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), state_shardings)
+    # on the abstract mesh: described GPUs list no memories, and a concrete sharding would silently fall back to the device's
+    host = jax.tree.map(lambda s: NamedSharding(mesh.abstract_mesh, s.spec, memory_kind="pinned_host"), state_shardings)
 
     def save(state):
         """A copy of the state in pinned host memory, from where it is written."""

@@ -118,7 +118,7 @@ class Attention(nnx.Module):
         q = constrain(checkpoint_name(q, "query_proj"), "batch", "seq", "heads", "head_dim")
         k = constrain(checkpoint_name(k, "key_proj"), "batch", "seq", "kv_heads", "head_dim")
         v = constrain(checkpoint_name(v, "value_proj"), "batch", "seq", "kv_heads", "head_dim")
-        o = constrain(checkpoint_name(attend(q, k, v, segment_ids_BS), "context"), "batch", "seq", "heads", "head_dim")
+        o = constrain(attend(q, k, v, segment_ids_BS), "batch", "seq", "heads", "head_dim")  # `attend` names its own output context
         y = jnp.einsum("bsnh,nhd->bsd", o, self.out[...].astype(dtype))
         if c.bias == "all":
             y = y + last_dim(self.out_bias[...].astype(dtype), y)
