@@ -165,7 +165,8 @@ def test_problems_are_raised_whole():
 def test_save_stages_the_state_on_the_host():
     """Values equal, in pinned host memory, split as the state is; the host's bytes are those of the shards."""
     built = programs("fsdp=8")
-    state = jax.tree.map(lambda s: jax.device_put(np.random.default_rng(0).integers(0, 100, s.shape).astype(s.dtype), s.sharding), built.state)
+    values = np.random.default_rng(0)
+    state = jax.tree.map(lambda s: jax.device_put(values.integers(0, 100, s.shape).astype(s.dtype), s.sharding), built.state)
     with jax.set_mesh(built.mesh):
         staged = built["save"].jitted()(state)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(staged), strict=True):
