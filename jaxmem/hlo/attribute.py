@@ -268,8 +268,10 @@ class Attribution:
 
     def _derive(self, value: Value) -> Label:
         instruction = value.instruction
-        if instruction.opcode in ("parameter", "while", "conditional"):
-            return Label()  # a carry: the other members of its group say more
+        if instruction.opcode in ("parameter", "while", "conditional") and (instruction.op_name or "while").endswith("while"):
+            return (
+                Label()
+            )  # a carry: the other members of its group say more; a matmul that the compiler made a loop has its own name
         if value.index in output_operand_aliases(instruction):  # handed on as it came, while something else is computed
             handed_on = [read for read in value.reads if self.owner[read.number] == self.owner[value.number]]
             return self.of_value(handed_on[0]) if handed_on else Label()
@@ -315,12 +317,12 @@ class Attribution:
         if inner := self._made_by(instruction, index):
             candidates = [inner, instruction] if instruction.shape.is_tuple else [instruction, inner]
             fused = self.module.computations[instruction.called["calls"][0]]
-            while inner.opcode in ("bitcast", "dynamic-update-slice", "convert", "copy") and inner.operands:
+            while inner.opcode in ("bitcast", "dynamic-update-slice", "convert", "copy", "reduce-precision") and inner.operands:
                 inner = fused.by_name[inner.operands[inner.opcode == "dynamic-update-slice"]]
                 candidates.insert(-1 if instruction.shape.is_tuple else len(candidates), inner)
         named = [part for part in candidates if part.op_name and "/" in part.op_name]
         if named:
-            best = next((part for part in named if scope(part.op_name)[1]), named[0])
+            best = max(named, key=lambda part: (scope(part.op_name)[1] or "").count("/") + (scope(part.op_name)[1] is not None))
             return best.op_name, best.source
         if "calls" not in instruction.called:
             return None, instruction.source

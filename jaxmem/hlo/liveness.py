@@ -39,7 +39,7 @@ def timeline(module: Module, result: Mapping[str, Any]) -> Timeline:
 
 def _block(schedule: Schedule, attribution: Attribution, group: int, memory_space: int) -> Block | None:
     """The memory of one group in one space, or None when it holds nothing there."""
-    values = [value for value in schedule.groups[group] if value.shape.memory_space == memory_space]
+    values = [value for value in schedule.groups[group] if value.shape.memory_space == memory_space and value.shape.bytes]
     if not values:
         return None
     largest = max(values, key=lambda value: value.shape.tiled_bytes)

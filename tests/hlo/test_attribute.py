@@ -174,6 +174,14 @@ EXPECTED = {
         ("saved", "blocks/attention"): 17 * 8 * 2048 * 2 * (1024 + 2 * 512 + 2048) / 2**20,
         ("saved", "blocks"): 17 * 8 * 2048 * 2 * 2048 / 2**20,
     },
+    # 64 layers of 8 x 2048 tokens on a device: two mlp values of 57,344 / 8; query, key and value of 16 heads of 128, and the output
+    # of attention, 8192 wide and split over 8 along the sequence
+    "128b-v5p-256": {
+        ("saved", "blocks/mlp"): 64 * 8 * 2048 * 2 * 7168 * 2 / 2**20,
+        ("saved", "blocks/attention"): 64 * 8 * 2048 * (3 * 16 * 128 + 8192 / 8) * 2 / 2**20,
+    },
+    # 4 x 8192 tokens x 128,256 words in bfloat16
+    "llama3.1-8b-offload-v6e-256": {("logits", "head"): 4 * 8192 * 128256 * 2 / 2**20},
 }
 
 
