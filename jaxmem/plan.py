@@ -159,11 +159,11 @@ class Plan:
         if (want := kinds.get(self.attention)) and topology.chip.kind != want:
             out.append(f"attention={self.attention} is a {want.upper()} kernel and {topology} is a {topology.chip.kind.upper()}; "
                        "attention=auto takes the target's own")
-        if self.zero in (1, 2) and self.data * self.fsdp > 1:
-            biggest = m.embed
-            if biggest % (self.data * self.fsdp):
-                out.append(f"zero={self.zero} splits embed({m.embed}) over data({self.data}) * fsdp({self.fsdp}) = {rows}, which does not "
-                           f"divide it; nearest: {nearest_divisor(m.embed, rows)}")
+        axes = {0: (), 1: ("data", "fsdp"), 2: ("data", "fsdp"), 3: ("fsdp",)}[self.zero]
+        parts = math.prod(self.sizes[a] for a in axes)
+        if m.embed % parts:  # whatever embed does not take would lie whole on every device
+            out.append(f"zero={self.zero} splits embed({m.embed}) over {' * '.join(f'{a}({self.sizes[a]})' for a in axes)} = {parts}, which "
+                       f"does not divide it; nearest: {choices(' * '.join(axes), m.embed, parts)}")
         return out + workload.problems()
 
 

@@ -56,6 +56,8 @@ def test_remat_names():
     ("fsdp=512", "2xv5e-256", "llama3-8b", 512, ["data(1) is not a multiple of the 2 slices", "data=2"]),
     ("fsdp=64,loss_chunks=3", "v5p-128", "llama3-8b", 64, ["loss_chunks(3)", "loss_chunks=2"]),
     ("fsdp=64,attention=triton", "v5p-128", "llama3-8b", 64, ["triton", "GPU"]),
+    ("fsdp=36,tensor=4", "gb200:36x4", "llama3-405b", 36, ["embed(16384) over fsdp(36) = 36", "fsdp=32 or fsdp=64"]),
+    ("data=2,fsdp=32,zero=1", "v5p-128", "llama3-8b,embed=2080", 64, ["embed(2080) over data(2) * fsdp(32) = 64"]),
     ("fsdp=64", "v5p-128", "llama3-8b,kv_heads=5", 64, ["kv_heads"]),
 ])
 def test_problems_have_numbers_and_choices(plan, topology, model, batch, words):

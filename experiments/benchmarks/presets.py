@@ -36,7 +36,7 @@ ROWS = {
     "llama2-70b": ("h100:8x8", "fsdp=64,remat=block", 128, 4096),
     "llama3-8b": ("v5p-128", "fsdp=64,remat=block", 64, 8192),
     "llama3-70b": ("h200:8x8", "fsdp=64,remat=block,loss_chunks=8", 64, 8192),
-    "llama3-405b": ("gb200:36x4", "fsdp=36,tensor=4,sequence=tensor,remat=block,loss_chunks=8", 72, 8192),
+    "llama3-405b": ("gb200:64x4", "fsdp=64,tensor=4,sequence=tensor,remat=block,loss_chunks=8", 64, 8192),
     "llama3.1-8b": ("h200:8", "fsdp=8,remat=block,loss_chunks=8", 8, 8192),
     "llama3.1-70b": ("b200:8x8", "fsdp=64,remat=block,loss_chunks=8", 64, 8192),
     "llama3.1-405b": ("v5p-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 64, 8192),
