@@ -162,8 +162,9 @@ class Plan:
         axes = {0: (), 1: ("data", "fsdp"), 2: ("data", "fsdp"), 3: ("fsdp",)}[self.zero]
         parts = math.prod(self.sizes[a] for a in axes)
         if m.embed % parts:  # whatever embed does not take would lie whole on every device
-            out.append(f"zero={self.zero} splits embed({m.embed}) over {' * '.join(f'{a}({self.sizes[a]})' for a in axes)} = {parts}, which "
-                       f"does not divide it; nearest: {choices(' * '.join(axes), m.embed, parts)}")
+            over = " * ".join(f"{a}({self.sizes[a]})" for a in axes)
+            out.append(f"zero={self.zero} splits embed({m.embed}) over {over} = {parts}, which does not divide it; "
+                       f"nearest: {choices(' * '.join(axes), m.embed, parts)}")
         return out + workload.problems()
 
 
