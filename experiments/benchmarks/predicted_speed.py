@@ -9,6 +9,7 @@ The rows are MaxText's measurements of MaxText's own programs; the programs comp
 mesh, recomputation and attention algorithm, by today's compiler. What differs between the two is part of the error.
 """
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -131,6 +132,7 @@ def compile_row(figures: dict) -> tuple[dict, str]:
 
 def fit(rows: Sequence[Row], start: Calibration = TPU) -> Calibration:
     """The constants inside their physical ranges with the least sum of squared log ratios, each searched in turn."""
+    @functools.cache
     def loss(constants: Calibration) -> float:
         return sum(math.log1p(row.error(constants)) ** 2 for row in rows)
     best = start
@@ -196,10 +198,11 @@ They are global: no row, model or chip has one of its own. All other figures are
 
 1. The optimized HLO is a schedule. It is replayed instruction by instruction; a loop's body counts its trip count's times, a
    conditional its slowest branch. An unknown trip count makes the step unknown.
-2. An instruction takes the compiler's `estimated_cycles` over the clock, and never less than its FLOPs at the peak. Without an
-   estimate it takes the larger of FLOPs at the peak and bytes at HBM's bandwidth.
-3. Attention kernels have no estimate. Their shapes and block sizes stand in the call; the slowest of matrix unit, vector unit,
-   exponential unit and HBM decides.
+2. An instruction takes at least its roofline: the larger of FLOPs at the peak and bytes at HBM's bandwidth. The compiler's
+   `estimated_cycles` over the clock are usually more; `estimate_share` of what they are more is added. Without an estimate the
+   roofline stands alone.
+3. Attention kernels have no estimate. Their shapes and block sizes stand in the call: matrix and vector unit take turns, the
+   exponential unit works beside the vector unit, HBM beside all; nothing is fitted.
 4. A collective takes its bytes over all torus links that its group spans, by the devices' coordinates, plus a latency for each
    hop; a group that spans slices crosses the network too. A host copy takes its bytes over the host's link.
 5. What a started collective or copy does not hide behind the computation until the instruction that waits for it is exposed.

@@ -16,14 +16,12 @@ class Constant:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Constants of the TPU speed model; `CONSTANTS` says what they mean."""
-    estimate_share: float = 0.5
-    kernel_efficiency: float = 0.6
-    link_efficiency: float = 0.8
+    estimate_share: float = 0.242
+    link_efficiency: float = 1.0
 
 
 CONSTANTS = {
     "estimate_share": Constant(low=0.0, high=1.0, meaning="part that is real of the compiler's cycles beyond the roofline"),
-    "kernel_efficiency": Constant(low=0.0, high=1.0, meaning="rate of an attention kernel over its slowest unit's full rate"),
     "link_efficiency": Constant(low=0.0, high=1.0, meaning="bandwidth that collectives reach over that of the links"),
 }
 TPU = Calibration()

@@ -93,7 +93,11 @@ class Reader:
         math_s = compute.flops / self.chip.peak_flops["bf16"]
         memory_s = compute.hbm_bytes / (self.chip.hbm_bytes_per_s or float("inf"))
         if compute.kernel:
-            time = kernel_time(compute.kernel, self.chip, efficiency=constants.kernel_efficiency).seconds or 0.0
+            # Softmax waits for the scores of its block and the next matmul for the softmax: matrix and vector unit take turns.
+            # The exponential unit works beside the vector unit, and HBM beside all.
+            unit = kernel_time(compute.kernel, self.chip)
+            turns = (unit.math_s or 0.0) + max(unit.vector_s or 0.0, unit.exponential_s or 0.0)
+            time = max(turns, unit.memory_s or 0.0)
         elif compute.cycles is not None and self.chip.clock_hz:
             bound = max(math_s, memory_s)
             time = bound + constants.estimate_share * max(0.0, compute.cycles / self.chip.clock_hz - bound)
