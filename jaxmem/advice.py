@@ -24,8 +24,8 @@ def changes(workload: Workload, plan: Plan, topology: Topology) -> Iterator[Chan
     rows = workload.batch // (plan.data * plan.fsdp)
     if plan.zero < 3 and plan.data * plan.fsdp > 1:
         over = {"fsdp": plan.fsdp * plan.data, "data": 1} if topology.slices == 1 else {}
-        yield with_plan("zero=3", zero=3, **over)
-    if plan.data > topology.slices:
+        yield with_plan(",".join(["zero=3", *(f"{k}={v}" for k, v in over.items())]), zero=3, **over)
+    if plan.data > topology.slices and plan.zero == 3:
         yield with_plan(f"data={topology.slices},fsdp={plan.fsdp * plan.data // topology.slices}", data=topology.slices,
                         fsdp=plan.fsdp * plan.data // topology.slices)
     if plan.loss_chunks == 1:
@@ -39,7 +39,7 @@ def changes(workload: Workload, plan: Plan, topology: Topology) -> Iterator[Chan
             yield with_plan(f"remat={remat}", remat=remat)
     elif plan.remat != "block" and "offload" not in plan.remat:
         yield with_plan("remat=block", remat="block")
-    if plan.remat == "block" and topology.chip.kind == "tpu":
+    if plan.remat == "block":
         yield with_plan("remat=offload:decoder_layer_input", remat="offload:decoder_layer_input")
     if optimizer.moments == "f32" and optimizer.name in ("adamw", "lion", "muon"):
         yield ("optimizer moments=bf16", dataclasses.replace(workload, optimizer=dataclasses.replace(optimizer, moments="bf16")), plan)
@@ -60,6 +60,8 @@ def advise(workload: Workload, plan: Plan, topology: Topology, check: dict[str, 
     now = state_bytes(workload, plan)
     state = now.params + now.opt_state
     out: list[dict[str, Any]] = []
+    if any("host memory" in p for p in check["problems"]):
+        return out  # no change here takes bytes off the host
     tried = fitting = 0
     for text, changed_workload, changed_plan in changes(workload, plan, topology):
         if changed_plan.problems(changed_workload, topology):
@@ -91,6 +93,6 @@ def advise(workload: Workload, plan: Plan, topology: Topology, check: dict[str, 
     else:
         out.sort(key=lambda r: r["verdict"] == "does_not_fit")
     if state > (usable or state):
-        check["warnings"].append(f"parameters and optimizer state alone take {state} bytes a device (estimate)"
-                                 + (f", more than the {usable} usable" if usable else ""))
+        check["warnings"].append(f"parameters and optimizer state alone take {state / 2**30:.2f} GiB a device (estimate)"
+                                 + (f", more than the {usable / 2**30:.2f} GiB usable" if usable else ""))
     return out

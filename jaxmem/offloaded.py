@@ -33,7 +33,9 @@ def moved(module: Module) -> dict[tuple[str, tuple[int, ...]], int]:
     def walk(computation: Computation, times: int) -> None:
         for i in computation.instructions:
             if i.opcode == "while":
-                inside = trip_count(module, i) or 1
+                inside = trip_count(module, i)
+                if inside is None:
+                    raise ValueError(f"{i.name}: its trip count is unknown, so the bytes it moves are")
                 for name in i.called.get("body", ()):
                     walk(module.computations[name], times * inside)
             elif i.opcode in ("call", "conditional", "async-start"):
@@ -75,7 +77,7 @@ def report(workload: Workload, plan: Plan, artifacts: Mapping[str, Artifact]) ->
         rows.append({"name": name, "bytes": size})
         want = expected(workload, plan, name)
         if size == 0:
-            warnings.append(f"remat=offload:{name} moves nothing: {want} bytes a device and step were to go to the host, 0 do")
+            warnings.append(f"remat=offload:{name} moves nothing: {want / 2**20:.1f} MiB a device and step were to go to the host, 0 do")
         elif size < 0.9 * want:
-            warnings.append(f"remat=offload:{name} moves {size} of {want} bytes a device and step to the host")
+            warnings.append(f"remat=offload:{name} moves {size / 2**20:.1f} of {want / 2**20:.1f} MiB a device and step to the host")
     return rows, warnings

@@ -31,6 +31,10 @@ WORDS = ("fits", "tight", "does_not_fit", "unknown")
 STEP_PROGRAMS = ("train", "gradients", "update")
 
 
+def step_programs(plan: Plan) -> tuple[str, ...]:
+    return ("gradients", "update") if plan.step == "split" else ("train",)
+
+
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -69,8 +73,7 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
         raise InputError("\n".join(problems))
     start = time.monotonic()
     flags = flags_for(plan.flags, topology, compiler_flags)
-    if plan.step == "split":
-        programs = tuple(x for p in programs for x in (("gradients", "update") if p == "train" else (p,)))
+    programs = tuple(x for p in programs for x in (step_programs(plan) if p == "train" else (p,)))
     request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=programs, topology=topology,
                       flags=flags)
     artifacts = compile_programs(request, timeout_s=timeout_s, jobs=jobs, use_cache=use_cache, progress=progress)
@@ -83,16 +86,34 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
     check |= {"workload": str(workload), "plan": str(plan), "parameters": workload.model.parameters, "model_flops": flops,
               "tokens_per_s": workload.tokens / step_s if step_s else None,
               "mfu": model_flops_module.mfu(workload, topology, step_s, dtype=plan.compute) if step_s else None}
+    if check["mfu"] is not None and check["mfu"] > 1:
+        check["warnings"].append(f"predicted {step_s:.4g} s a step would be {100 * check['mfu']:.0f}% MFU at the {plan.compute} peak, "
+                                 "which is impossible; the prediction is withheld")
+        check |= {"step_s": None, "tokens_per_s": None, "mfu": None, "seconds_by_limit": {}}
+        check["sources"] = {k: v for k, v in check["sources"].items() if k not in ("step_s", "seconds_by_limit")}
+    if workload.model.window and workload.model.window_pattern > 1:
+        check["warnings"].append("windowed and global layers alternate behind a conditional, and every layer is costed as a global one: "
+                                 "the step time is an upper estimate")
     check["sources"] |= {"parameters": "estimate", "model_flops": "estimate"}
     check["sources"] |= {k: "estimate" for k in ("tokens_per_s", "mfu") if check[k] is not None}
     from jaxmem import advice, offloaded
     check["offload"], notes = offloaded.report(workload, plan, artifacts)
+    if check["offload"]:
+        check["sources"]["offload"] = "compile"
     check["warnings"] += notes
     if check["verdict"] == "does_not_fit" or (check["verdict"] == "tight" and advise):
+        failing = tuple(n for n in artifacts if check["programs"][n]["status"] != "ok" or n == check["worst_program"] or n in STEP_PROGRAMS)
+
         def again(changed: tuple[Workload, Plan]) -> dict[str, Any]:
-            return check_workload(*changed, topology, programs=(check["worst_program"],) if check["worst_program"] in ("init", "eval")
-                                  else ("train",), mem_fraction=mem_fraction, compiler_flags=compiler_flags, timeout_s=timeout_s, jobs=jobs,
-                                  use_cache=use_cache, progress=progress)
+            """The programs that failed, and the step: a change that mends one may break the other."""
+            new_workload, new_plan = changed
+            names = tuple(dict.fromkeys(n for p in failing for n in (step_programs(new_plan) if p in STEP_PROGRAMS else (p,))))
+            changed_request = dataclasses.replace(request, spec={"kind": "workload", "workload": str(new_workload), "plan": str(new_plan)},
+                                                  programs=names, flags=flags_for(new_plan.flags, topology, compiler_flags))
+            compiled = compile_programs(changed_request, timeout_s=timeout_s, jobs=jobs, use_cache=use_cache, progress=progress)
+            beside = {name: resident_bytes(new_workload, new_plan, name) for name in compiled}
+            return assemble(compiled, topology, mem_fraction=mem_fraction, flags=changed_request.flags, resident=beside,
+                            model_flops=model_flops_module.model_flops(new_workload))
         check["advice"] = advice.advise(workload, plan, topology, check, verify=again if advise else None, progress=progress)
     check["wall_s"] = time.monotonic() - start
     return check
@@ -219,11 +240,6 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     out["headroom_bytes"] = limit - peak if limit is not None and peak is not None else None
     hosts = [row.shown["host_bytes"] for row in rows.values() if row.shown["host_bytes"] is not None]
     out["host_bytes"] = max(hosts) * topology.devices_per_host if hosts else None
-    room = topology.chip.host_ram_bytes
-    if out["host_bytes"] and room and out["host_bytes"] > room:
-        out["verdict"] = "does_not_fit"
-        out["problems"].append(f"host memory: {gib(out['host_bytes'])} a host are needed, a typical {topology.chip.name} host has "
-                               f"{gib(room)}")
     for name, row in rows.items():
         out["problems"] += [f"{name}: {p}" for p in row.shown["problems"]]
         if row.reason:
@@ -263,13 +279,17 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
         if total and held and total > 1.05 * held and total - held > 0.01 * (limit or 0):
             out["warnings"].append(f"{name}: argument + output - alias + temp is {gib(total)}, but the compiler allocates {gib(held)}: its "
                                    "temp counts some values of loop bodies more than once; the verdict uses what is allocated")
-    compiled = [a for a in artifacts.values() if a.result["memory"]]
     for key in ("peak_bytes", "headroom_bytes", "host_bytes", "programs", "composition", "buffers", "timeline", "traffic"):
-        if out[key] not in (None, [], {}) and (compiled or key == "programs"):
+        if out[key] not in (None, [], {}):
             out["sources"][key] = "compile"
+    if out["composition"]:
+        out["sources"]["unattributed_bytes"] = "compile"
+    if out["traffic"]:  # counts and bytes are the compiler's, seconds a model's
+        out["sources"] |= {"traffic.exposed_s": "estimate", "traffic.hidden_s": "estimate"}
     # the schedule is the compiler's, the seconds are a model's
     out["sources"] |= {key: "estimate" for key in ("step_s", "seconds_by_limit", "capacity_bytes") if out[key] not in (None, {})}
-    out["sources"] |= {"verdict": "compile"}
+    if out["verdict"] != "unknown":
+        out["sources"]["verdict"] = "compile"
     if limit is not None:
         out["sources"]["usable_bytes"] = "compile" if topology.chip.kind == "tpu" else "estimate"
     if any(resident.values()):
@@ -321,7 +341,14 @@ def program_row(artifact: Artifact, topology: Topology, limit: int | None, resid
         problems.append("not covered: host callbacks run inside; their memory and time are outside of what the compiler sees")
     if status == "ok" and r["memory"] is None:
         problems.append("the compiler gave no memory figures")
-    if status == "oom":
+    host = [m.get(k) for k in ("host_argument_bytes", "host_output_bytes", "host_alias_bytes", "host_temp_bytes")]
+    host_bytes = None if not m or host[0] is None else (host[0] or 0) + (host[1] or 0) - (host[2] or 0) + (host[3] or 0)
+    room = topology.chip.host_ram_bytes
+    on_host = (host_bytes or 0) * topology.devices_per_host
+    beyond_host = room is not None and on_host > room
+    if beyond_host and room is not None:
+        problems.append(f"host memory: {gib(on_host)} a host are needed, a typical {topology.chip.name} host has {gib(room)}")
+    if status == "oom" or beyond_host:
         verdict = "does_not_fit"
     elif status != "ok" or peak is None or limit is None or r["callbacks"]:
         verdict = "unknown"
@@ -329,8 +356,6 @@ def program_row(artifact: Artifact, topology: Topology, limit: int | None, resid
         verdict = "does_not_fit"
     else:
         verdict = "tight" if limit - peak < TIGHT * limit else "fits"
-    host = [m.get(k) for k in ("host_argument_bytes", "host_output_bytes", "host_alias_bytes", "host_temp_bytes")]
-    host_bytes = None if not m or host[0] is None else (host[0] or 0) + (host[1] or 0) - (host[2] or 0) + (host[3] or 0)
     shown = {"status": status, "reason": r["reason"], "argument_bytes": m.get("argument_bytes"), "output_bytes": m.get("output_bytes"),
              "alias_bytes": m.get("alias_bytes"), "temp_bytes": m.get("temp_bytes"), "peak_bytes": peak, "host_bytes": host_bytes,
              "compile_s": (r["lower_s"] or 0) + r["compile_s"] if r["compile_s"] is not None else None, "problems": problems,

@@ -78,6 +78,23 @@ def test_an_nnx_model_over_four_devices():
     assert out["step_s"] > 0 and out["sources"]["step_s"] == "estimate"
 
 
+def test_a_jitted_function_keeps_its_donation():
+    """What jax.jit donates is counted once, as if donate_argnums were given here."""
+    from jaxmem.targets import foreign
+    where = parse_topology("v5e-4")
+    mesh = jaxmem.mesh("v5e-4", {"fsdp": 4})
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp")))
+    step_fn = jax.jit(lambda state, x: ({"w": state["w"] + x.sum(0)[None]}, x), donate_argnums=0)
+    _, about = foreign.export(step_fn, ({"w": x}, x), {}, where)
+    assert about["donate"] == [0] and about["paths"] == ["state/w", "x"]
+
+
+@pytest.mark.parametrize("value", [np.ones((8, 8)), 3, jax.ShapeDtypeStruct((8, 8), jnp.float32)])
+def test_keyword_arguments_are_checked_too(value):
+    with pytest.raises(InputError, match="argument scale="):
+        jaxmem.check(lambda x, *, scale: x * scale, topology="v5e-4", scale=value, progress=LINES.append)
+
+
 @pytest.mark.parametrize(("make", "words"), [
     (lambda mesh: jnp.ones((8, 8)), ["concrete array of shape (8, 8)", "ShapeDtypeStruct"]),
     (lambda mesh: np.ones((8, 8)), ["concrete array"]),
@@ -103,7 +120,7 @@ def test_a_mesh_of_another_size():
 def test_what_is_checked_is_what_is_trained():
     """The compile child and this process build the three strings' programs on their own: the lowered texts are equal."""
     work, plan, where = Workload.parse(model="decoder-tiny", batch=8, seq=32), Plan.parse("fsdp=4,tensor=2"), parse_topology("cpu:8")
-    request = Request(spec={"kind": "workload", "workload": str(work), "plan": str(plan)}, programs=("eval", "save"), topology=where,
+    request = Request(spec={"kind": "workload", "workload": str(work), "plan": str(plan)}, programs=("train", "save"), topology=where,
                       flags=())
     checked = compile_programs(request, progress=LINES.append)
     here = step.build(work, plan, where, jax.devices())

@@ -53,10 +53,12 @@ def sizes(argument: float, output: float = 0, alias: float = 0, temp: float = 0)
 
 def test_row_1_the_compilers_outcome_decides_not_a_sum():
     """maxtext 4514: sizes that would fit do not, when the compiler says so; and what is compared is stated."""
-    out = judged(artifact(status="oom", reason="CompileTimeHbmOom", memory=sizes(1), oom_bytes=20 * GIB, limit_bytes=16_909_206_528))
+    refused = artifact(status="oom", reason="CompileTimeHbmOom", oom_bytes=20 * GIB)
+    refused.result["limit_bytes"] = 16_909_206_528
+    out = judged(refused)
     assert out["verdict"] == "does_not_fit" and out["peak_bytes"] == 20 * GIB
     assert out["usable_bytes"] == 16_909_206_528 and "compiler" in out["usable_note"]
-    assert out["programs"]["train"]["temp_bytes"] == 0 and out["sources"]["verdict"] == "compile"
+    assert out["sources"]["verdict"] == out["sources"]["peak_bytes"] == out["sources"]["headroom_bytes"] == "compile"
 
 
 @pytest.mark.parametrize(("donate", "bytes_a_device"), [(True, 4 * 1024 * 1024), (False, 8 * 1024 * 1024)])
@@ -230,3 +232,12 @@ def test_host_memory_decides_too():
     m = {**sizes(1), "host_output_bytes": room // V5E.devices_per_host + GIB}
     out = judged(artifact("save", memory=m))
     assert out["verdict"] == "does_not_fit" and out["host_bytes"] > room and any("host memory" in p for p in out["problems"])
+    both = judged(artifact("train", memory=sizes(3)), artifact("save", memory=m))
+    assert both["worst_program"] == "save", "the program that does not fit is named, whatever its device peak"
+
+
+def test_row_16_offloaded_state_is_explained():
+    """marin 5587: an update that mixes memory spaces is refused by the compiler; the reason says what to do."""
+    from jaxmem.targets.child import refusal
+    got = refusal("INVALID_ARGUMENT: memory space of all inputs must be the same, got <host> and <device>: pinned_host")
+    assert got["status"] == "refused" and "jax.device_put" in got["reason"]

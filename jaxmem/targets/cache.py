@@ -51,8 +51,10 @@ def remembered(key: str) -> dict[str, str] | None:
 
 
 def remember(key: str, programs: dict[str, str]) -> None:
+    """Adds to what is known of this request: programs may be asked for one by one."""
     path = root() / "requests" / f"{key}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    programs = {**(remembered(key) or {}), **programs}
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(programs))
     temporary.rename(path)

@@ -25,6 +25,7 @@ from jaxmem.environment import versions
 from jaxmem.hardware import Topology
 from jaxmem.spec import InputError
 from jaxmem.targets import cache
+from jaxmem.targets.child import SCHEMA
 from jaxmem.targets.devices import environment
 from jaxmem.targets.gpu_target_config import REFUSED
 
@@ -259,7 +260,7 @@ def load(key: str, *, cached: bool) -> Artifact:
 def failure(program: str, status: str, reason: str, request: Request, installed: Mapping[str, Any]) -> Artifact:
     """A program that left no artifact. Never cached: the next try may end otherwise."""
     return Artifact(folder=None, cached=False, result={
-        "schema": 1, "program": program, "status": status, "reason": reason, "lower_s": None, "compile_s": None, "memory": None,
+        "schema": SCHEMA, "program": program, "status": status, "reason": reason, "lower_s": None, "compile_s": None, "memory": None,
         "limit_bytes": None, "callbacks": False, "arguments": [], "outputs": [], "topology": request.topology.text,
         "backend": backend_name(request.topology), "versions": dict(installed), "flags": list(request.flags),
         "mesh": {"axes": {}, "places": None, "ids": None}, "text_sha256": None})

@@ -82,7 +82,12 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
     Raises InputError for concrete arrays, for arguments without a sharding on several devices, and for a mesh of another size.
     """
     import jax
+    extra = dict(jit_kwargs or {})
+    for name in set(extra) & {"donate_argnums", "static_argnums", "donate_argnames", "static_argnames", "in_shardings"}:
+        raise InputError(f"jit_kwargs: {name} is an argument of check itself (donate_argnums, static_argnums) or of the arguments' shardings")
     check_arguments(args, topology, donate_argnums, static_argnums)
+    for name, value in kwargs.items():
+        check_arguments((value,), topology, (), (), label=f"argument {name}=")
     dynamic = tuple(a for i, a in enumerate(args) if i not in static_argnums)
     place = [i for i in range(len(args)) if i not in static_argnums]
     leaves, tree = jax.tree.flatten((dynamic, kwargs))
@@ -98,15 +103,20 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
         out_paths[:] = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
         return jax.tree.leaves(out)
     flat.__name__ = getattr(fn, "__name__", "program").strip("<>")
-    donated: list[int] = []
+    donated = jitted_donations(fn, args, kwargs) if not static_argnums else []
     position = 0
     for i, a in zip(place, dynamic, strict=True):
         count = len(jax.tree.leaves(a))
         if i in donate_argnums:
-            donated += range(position, position + count)
+            donated += [n for n in range(position, position + count) if n not in donated]
         position += count
-    the_mesh = next((leaf.sharding.mesh for leaf in leaves if getattr(leaf, "sharding", None) is not None), None)
-    extra = dict(jit_kwargs or {})
+    meshes = {leaf.sharding.mesh for leaf in leaves if getattr(leaf, "sharding", None) is not None}
+    if len({(tuple(m.shape.items())) for m in meshes}) > 1:
+        found = " and ".join(str(dict(m.shape)) for m in meshes)
+        raise InputError(f"the arguments lie on different meshes: {found}; one program has one mesh")
+    the_mesh = next(iter(meshes), None)
+    if "out_shardings" in extra:  # the exported function returns a flat list
+        extra["out_shardings"] = jax.tree.leaves(extra["out_shardings"], is_leaf=lambda x: x is None)
     with jax.sharding.use_abstract_mesh(the_mesh) if the_mesh is not None else contextlib.nullcontext():
         jitted = jax.jit(flat, donate_argnums=tuple(donated), **extra)
         if has_callbacks(jitted.trace(*leaves)):
@@ -117,6 +127,18 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
                    "axis_types": [t.name for t in the_mesh.axis_types] if the_mesh is not None else [],
                    "specs": [_spec(leaf) for leaf in leaves]}
     return bytes(exported.serialize()), description
+
+
+def jitted_donations(fn: Callable, args: tuple, kwargs: dict) -> list[int]:
+    """Flat positions of the arguments that an already jitted `fn` donates: inside another jit its own donation would be lost."""
+    import jax
+    if not hasattr(fn, "trace"):
+        return []
+    try:
+        info = fn.trace(*args, **kwargs).args_info
+    except Exception:  # whatever is wrong with the function shows when it is exported
+        return []
+    return [i for i, leaf in enumerate(jax.tree.leaves(info)) if getattr(leaf, "donated", False)]
 
 
 def _allow_custom_calls() -> Sequence:
@@ -149,7 +171,8 @@ def argument_paths(fn: Callable, arguments: dict[int | str, Any]) -> list[str]:
     return out
 
 
-def check_arguments(args: tuple, topology: Topology, donate_argnums: tuple[int, ...], static_argnums: tuple[int, ...]) -> None:
+def check_arguments(args: tuple, topology: Topology, donate_argnums: tuple[int, ...], static_argnums: tuple[int, ...], *,
+                    label: str | None = None) -> None:
     import jax
     import numpy as np
     for i in (*donate_argnums, *static_argnums):
@@ -159,7 +182,7 @@ def check_arguments(args: tuple, topology: Topology, donate_argnums: tuple[int, 
         if i in static_argnums:
             continue
         for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
-            where = f"argument {i}{jax.tree_util.keystr(path)}"
+            where = f"{label or f'argument {i}'}{jax.tree_util.keystr(path)}"
             if isinstance(leaf, (jax.Array, np.ndarray)) and not isinstance(leaf, jax.core.Tracer):
                 raise InputError(f"{where} is a concrete array of shape {leaf.shape}; a check needs its description only: "
                                  "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=...), or jax.eval_shape for a whole tree")
