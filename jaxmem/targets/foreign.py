@@ -83,8 +83,9 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
     """
     import jax
     extra = dict(jit_kwargs or {})
-    for name in set(extra) & {"donate_argnums", "static_argnums", "donate_argnames", "static_argnames", "in_shardings"}:
-        raise InputError(f"jit_kwargs: {name} is an argument of check itself (donate_argnums, static_argnums) or of the arguments' shardings")
+    own = {"donate_argnums", "static_argnums", "donate_argnames", "static_argnames", "in_shardings"}
+    for name in set(extra) & own:
+        raise InputError(f"jit_kwargs: {name} is given to check itself (donate_argnums, static_argnums) or by the arguments' shardings")
     check_arguments(args, topology, donate_argnums, static_argnums)
     for name, value in kwargs.items():
         check_arguments((value,), topology, (), (), label=f"argument {name}=")
