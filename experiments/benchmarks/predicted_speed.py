@@ -173,7 +173,7 @@ def summary(errors: Sequence[float]) -> str:
 
 PAGE = """# Predicted speed
 
-Written by `python -m experiments.benchmarks.predicted_speed --docs=docs/speed.md`.
+Written by `python -m experiments.benchmarks.predicted_speed --docs=docs/speed.md`. GPU: [gpu_speed.md](gpu_speed.md).
 
 * *published s* is a **measure** by MaxText's authors of MaxText's own programs.
 * *predicted s*, *MFU* and *limits* come from a **compile** of jaxmem's program of the same model, batch, mesh and recomputation
