@@ -1,7 +1,8 @@
-"""How much of the peak that the TPU compiler reports do the live buffers of its schedule explain, and how much has a name?
+"""How much of the peak that the compiler reports do the live buffers of its schedule explain, and how much has a name?
 
-Command:  `python -m experiments.benchmarks.attributed_peak tests/fixtures/hlo/*` (seconds)
-          Any artifact folders do (hlo.txt.gz and result.json; those of `jaxmem check` lie in its cache, see `jaxmem cache`).
+Command:  `python -m experiments.benchmarks.attributed_peak tests/fixtures/hlo/* tests/fixtures/gpu/*.json --docs=docs/memory.md` (seconds)
+          TPU: any artifact folders (hlo.txt.gz and result.json; those of `jaxmem check` lie in its cache, see `jaxmem cache`).
+          GPU: NAME.json, with NAME.hlo.txt.gz and NAME.buffers.txt.gz beside it.
 Expected: live within 3% of reported (median) and within 8% (worst), at least 90% of the bytes with a kind and a module.
 
 reported is `peak_memory_in_bytes`: the most bytes that are live at once. The compiler's two other figures are shown beside it,
@@ -20,10 +21,12 @@ from typing import Any
 
 from absl import app, flags
 
+from jaxmem.hlo import gpu_buffers
 from jaxmem.hlo.liveness import FRAGMENTATION, timeline
 from jaxmem.hlo.parse import parse
 from jaxmem.hlo.timeline import Timeline
 
+_DOCS = flags.DEFINE_string("docs", None, "write the page here")
 _FIXTURE = flags.DEFINE_string("fixture", None, "also write trimmed copies of the artifacts into this folder, named as theirs")
 # all that the readers of memory ask of a backend_config
 _KEPT = re.compile(r'"aliasing_operands":\{"lists":\[(?:\{"indices":\[[^\]]*\]\},?)*\]\}|"known_trip_count":\{"n":"\d+"\}')
@@ -48,6 +51,34 @@ def reported_bytes(memory: dict[str, int]) -> int:
     if allocated is None:
         return summed(memory) if any(memory.get(f"host_{part}_bytes") for part in ("argument", "output", "temp")) else peak
     return min(peak, allocated)
+
+
+def gpu_row(path: pathlib.Path) -> dict[str, Any]:
+    """The same of a program compiled for a GPU, from XLA's buffer assignment; reported is argument + output - alias + temp."""
+    result = json.loads(path.read_text())
+    buffers, text = (gzip.open(path.with_suffix(f".{kind}.txt.gz"), "rt").read() for kind in ("buffers", "hlo"))
+    line = gpu_buffers.timeline(buffers, parse(text), result)
+    reported = summed(result["memory"])
+    named = 1 - line.unattributed_bytes / line.peak_bytes
+    return {"name": f"{path.stem} {result.get('program')} {result.get('topology')}", "live": line.peak_bytes, "reported": reported,
+            "error": line.peak_bytes / reported - 1, "allocated": None, "sum": 1.0, "named": named}
+
+
+PAGE = """# What the peak is made of: attributed against reported
+
+Written by `python -m experiments.benchmarks.attributed_peak tests/fixtures/hlo/* tests/fixtures/gpu/*.json --docs=docs/memory.md` from
+stored programs, each **compile**d for its target (jax 0.12.0.1, libtpu 0.0.50.1, jax-cuda13-pjrt 0.12.0.1) and trimmed; nothing here is a
+measurement. *Live* is the sum of the buffers that jaxmem finds live at the peak by replaying the schedule (TPU: the optimized HLO's; GPU:
+XLA's buffer assignment and live ranges). *Reported* is the compiler's own figure: `peak_memory_in_bytes` on TPU, argument + output - alias
++ temp on GPU. *Sum* is argument + output - alias + temp over reported: on TPU it is an upper bound only, for libtpu's temp counts some
+values of loop bodies more than once. *Named* bytes have a kind and a module.
+
+| program, target | live | reported | error | named | sum / reported |
+|---|---|---|---|---|---|
+{rows}
+
+{summary}
+"""
 
 
 def row(folder: pathlib.Path) -> tuple[dict[str, Any], Timeline]:
@@ -107,7 +138,7 @@ def main(argv: list[str]) -> None:
     for folder in map(pathlib.Path, argv[1:]):
         if _FIXTURE.value:
             write_fixture(folder, pathlib.Path(_FIXTURE.value) / folder.name)
-        found, _ = row(folder)
+        found = gpu_row(folder) if folder.suffix == ".json" else row(folder)[0]
         rows.append(found)
         other = "  ".join(f"{key} {found[key]:.3f}" for key in ("allocated", "sum") if found[key] is not None)
         size = (
@@ -116,7 +147,12 @@ def main(argv: list[str]) -> None:
         print(f"{found['name']:48s} {size}  named {found['named']:6.1%}  {other}", flush=True)
     errors = [abs(found["error"]) for found in rows]
     least = min(found["named"] for found in rows)
-    print(f"{len(rows)} programs: error median {statistics.median(errors):.2%}, worst {max(errors):.2%}; least named {least:.1%}")
+    summary = f"{len(rows)} programs: error median {statistics.median(errors):.2%}, worst {max(errors):.2%}; least named {least:.1%}"
+    print(summary)
+    if _DOCS.value:
+        lines = (f"| {r['name']} | {r['live'] / 2**20:,.1f} MiB | {r['reported'] / 2**20:,.1f} MiB | {r['error']:+.2%} | {r['named']:.1%} | "
+                 f"{r['sum']:.2f} |" for r in rows)
+        pathlib.Path(_DOCS.value).write_text(PAGE.format(rows="\n".join(lines), summary=summary))
 
 
 if __name__ == "__main__":
