@@ -54,7 +54,7 @@ def usable(topology: Topology, mem_fraction: float) -> tuple[int | None, str | N
 
 
 def gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
 def check_fraction(mem_fraction: float) -> None:

@@ -86,6 +86,10 @@ class Workload:
         for name, value in (("batch", self.batch), ("seq", self.seq)):
             if value <= 0:
                 found.append(f"{name}={value}: expected at least 1")
+            if value >= 2**31:
+                found.append(f"{name}={value}: expected less than {2**31}")
+        if self.model.parameters > 10**15:
+            found.append(f"{self.model_name}: {self.model.parameters:.3g} parameters; expected at most 1e15")
         if self.model.positions == "learned" and self.seq > self.model.max_positions > 0:
             found.append(f"seq={self.seq} is beyond the {self.model.max_positions} learned positions of {self.model_name}; "
                          f"use seq={self.model.max_positions} or less, or a longer table with max_positions={self.seq}")

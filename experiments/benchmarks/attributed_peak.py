@@ -1,6 +1,6 @@
 """How much of the peak that the compiler reports do the live buffers of its schedule explain, and how much has a name?
 
-Command:  `python -m experiments.benchmarks.attributed_peak tests/fixtures/hlo/* tests/fixtures/gpu/*.json --docs=docs/memory.md` (seconds)
+Command:  `python -m experiments.benchmarks.attributed_peak tests/fixtures/hlo/* tests/fixtures/gpu/*.json` (seconds)
           TPU: any artifact folders (hlo.txt.gz and result.json; those of `jaxmem check` lie in its cache, see `jaxmem cache`).
           GPU: NAME.json, with NAME.hlo.txt.gz and NAME.buffers.txt.gz beside it.
 Expected: live within 3% of reported (median) and within 8% (worst), at least 90% of the bytes with a kind and a module.
@@ -150,8 +150,8 @@ def main(argv: list[str]) -> None:
     summary = f"{len(rows)} programs: error median {statistics.median(errors):.2%}, worst {max(errors):.2%}; least named {least:.1%}"
     print(summary)
     if _DOCS.value:
-        lines = (f"| {r['name']} | {r['live'] / 2**20:,.1f} MiB | {r['reported'] / 2**20:,.1f} MiB | {r['error']:+.2%} | {r['named']:.1%} | "
-                 f"{r['sum']:.2f} |" for r in rows)
+        lines = (f"| {r['name']} | {r['live'] / 2**20:,.1f} MiB | {r['reported'] / 2**20:,.1f} MiB | {r['error']:+.2%} | "
+                 f"{r['named']:.1%} | {r['sum']:.2f} |" for r in rows)
         pathlib.Path(_DOCS.value).write_text(PAGE.format(rows="\n".join(lines), summary=summary))
 
 

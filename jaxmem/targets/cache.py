@@ -6,12 +6,15 @@ asking again needs no tracing.
 """
 
 import functools
+import gzip
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import tempfile
 import time
+import zlib
 from typing import Any
 
 
@@ -40,6 +43,29 @@ def request_key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([*parts, source_hash()], sort_keys=True).encode()).hexdigest()[:32]
 
 
+def whole(folder: pathlib.Path) -> bool:
+    """Whether an artifact is there and undamaged; anything else is as if it had never been compiled."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        if not isinstance(result, dict) or not {"status", "memory", "backend", "versions", "arguments", "mesh"} <= set(result):
+            return False
+        if result["status"] == "ok":
+            gzip.decompress((folder / "hlo.txt.gz").read_bytes())
+    except (OSError, ValueError, EOFError, zlib.error):
+        return False
+    return True
+
+
+def unwritable() -> str | None:
+    """Why nothing can be kept in the cache, or None: said before minutes of compiling, not after."""
+    try:
+        artifacts().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=artifacts()):
+            return None
+    except OSError as error:
+        return f"the cache {root()} cannot be written: {error.strerror or error}; JAXMEM_CACHE names another folder"
+
+
 def remembered(key: str) -> dict[str, str] | None:
     """Program name -> artifact folder name of an earlier request, if all are still there."""
     path = root() / "requests" / f"{key}.json"
@@ -47,7 +73,9 @@ def remembered(key: str) -> dict[str, str] | None:
         programs = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return programs if all((artifacts() / k / "result.json").exists() for k in programs.values()) else None
+    if not isinstance(programs, dict):
+        return None
+    return programs if all(isinstance(k, str) and whole(artifacts() / k) for k in programs.values()) else None
 
 
 def remember(key: str, programs: dict[str, str]) -> None:
@@ -63,15 +91,15 @@ def remember(key: str, programs: dict[str, str]) -> None:
 def entries() -> list[dict[str, Any]]:
     """`[{key, program, topology, bytes, age_s, path}]`, newest first."""
     out = []
-    for path in artifacts().glob("*/result.json"):
+    for folder in artifacts().glob("[!.]*"):
         try:
-            result = json.loads(path.read_text())
-            size = sum(f.stat().st_size for f in path.parent.iterdir())
-            age = time.time() - path.stat().st_mtime
+            size = sum(f.stat().st_size for f in folder.iterdir())
+            age = time.time() - folder.stat().st_mtime
+            result = json.loads((folder / "result.json").read_text()) if whole(folder) else {"status": "damaged"}
         except (OSError, ValueError):
             continue
-        out.append({"key": path.parent.name, "program": result.get("program"), "topology": result.get("topology"), "bytes": size,
-                    "age_s": age, "status": result.get("status"), "path": str(path.parent)})
+        out.append({"key": folder.name, "program": result.get("program"), "topology": result.get("topology"), "bytes": size,
+                    "age_s": age, "status": result.get("status"), "path": str(folder)})
     return sorted(out, key=lambda e: e["age_s"])
 
 

@@ -18,6 +18,7 @@ import traceback
 from typing import Any
 
 from jaxmem.spec import InputError
+from jaxmem.targets import cache
 from jaxmem.targets.callbacks import has_callbacks
 
 SCHEMA = 2
@@ -34,7 +35,18 @@ def die_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+_channel: Any = None
+
+
+def own_channel() -> None:
+    """What a user's program prints goes to standard error; only `tell` writes to the pipe that the parent reads."""
+    global _channel
+    _channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+
 def main(request_path: str) -> None:
+    own_channel()
     die_with_parent()
     request = json.loads(pathlib.Path(request_path).read_text())
     try:
@@ -43,13 +55,25 @@ def main(request_path: str) -> None:
             compile_one(request, name, program)
     except InputError as error:
         tell(error=str(error), kind="input")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
-        tell(error=f"{type(error).__name__}: {first_lines(str(error))}", kind="failure")
+        what = f"{type(error).__name__}: {first_lines(str(error))}"
+        if request["kind"] == "file":  # the user's code, not the compiler: a compiler's refusal is caught where it compiles
+            tell(error=f"--program: {place(error, request['file'])}: {what}", kind="input")
+        else:
+            tell(error=what, kind="failure")
+
+
+def place(error: BaseException, file: str) -> str:
+    """`mine.py:12 in build`: the innermost line of the user's file that the error passed through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{pathlib.Path(error.filename).name}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).resolve() == pathlib.Path(file).resolve()]
+    return f"{pathlib.Path(file).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else pathlib.Path(file).name
 
 
 def tell(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+    print(json.dumps(what), flush=True, file=_channel)
 
 
 def build_programs(request: dict) -> list[tuple[str, Any]]:
@@ -81,7 +105,7 @@ def compile_one(request: dict, name: str, program: Any) -> None:
     arguments = describe_arguments(lowered, program)
     key = hashlib.sha256("\n".join([text, json.dumps(arguments), request["key_salt"], str(SCHEMA)]).encode()).hexdigest()[:32]
     folder = pathlib.Path(request["artifacts"]) / key
-    if request["use_cache"] and (folder / "result.json").exists():
+    if request["use_cache"] and cache.whole(folder):
         tell(program=name, phase="done", key=key, cached=True)
         return
     tell(program=name, phase="compile", lower_s=lower_s)

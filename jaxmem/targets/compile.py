@@ -86,6 +86,8 @@ def compile_programs(request: Request, *, timeout_s: float = 1800, jobs: int | N
     key = cache.request_key(spec, request.topology.text, list(request.flags), installed, request.salt)
     if use_cache and request.salt is not None and (known := cache.remembered(key)) and set(request.programs) <= set(known):
         return {name: load(known[name], cached=True) for name in request.programs}
+    if trouble := cache.unwritable():
+        raise InputError(trouble)
     if reason := missing_package(request.topology):
         return {name: failure(name, "refused", reason, request, installed) for name in request.programs}
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(request.programs)))
@@ -206,6 +208,8 @@ def follow(child: subprocess.Popen, lines: queue.Queue, stderr: pathlib.Path, re
             message = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(message, dict):
+            continue
         if "error" in message:
             if message.get("kind") == "input":
                 raise InputError(message["error"])
@@ -223,9 +227,10 @@ def follow(child: subprocess.Popen, lines: queue.Queue, stderr: pathlib.Path, re
                 return ()
             phase, began = "waiting", now
         else:
-            phase, began, told = {"describe": "describing devices", "lower": "tracing and lowering", "compile": "compiling"}.get(
-                message["phase"], message["phase"]), now if message["phase"] != "describe" else began, now
-            if message["phase"] == "compile":
+            step = str(message["phase"])
+            phase = {"describe": "describing devices", "lower": "tracing and lowering", "compile": "compiling"}.get(step, step)
+            began, told = now if step != "describe" else began, now
+            if step == "compile":
                 progress(f"{message['program']}: compiling for {where} (traced and lowered in {message['lower_s']:.1f} s)")
     code = child.wait()
     if not left:

@@ -8,11 +8,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxmem import environment
 from jaxmem.hardware import Topology, parse_topology
 from jaxmem.spec import InputError, nearest
 from jaxmem.targets.callbacks import has_callbacks
@@ -82,6 +84,7 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
     Raises InputError for concrete arrays, for arguments without a sharding on several devices, and for a mesh of another size.
     """
     import jax
+    stay_on_cpu()
     extra = dict(jit_kwargs or {})
     own = {"donate_argnums", "static_argnums", "donate_argnames", "static_argnames", "in_shardings"}
     for name in set(extra) & own:
@@ -128,6 +131,14 @@ def export(fn: Callable, args: tuple, kwargs: dict, topology: Topology, *, donat
                    "axis_types": [t.name for t in the_mesh.axis_types] if the_mesh is not None else [],
                    "specs": [_spec(leaf) for leaf in leaves]}
     return bytes(exported.serialize()), description
+
+
+def stay_on_cpu() -> None:
+    """Tracing asks JAX for its backends, and plugins without a device complain loudly; a backend that is in use stays."""
+    import jax
+    wanted = environment.platforms(os.environ, environment.accelerators(), environment.plugins())
+    if wanted and not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", wanted)
 
 
 def jitted_donations(fn: Callable, args: tuple, kwargs: dict) -> list[int]:
@@ -271,6 +282,7 @@ def load_export(request: dict, topology: Topology, devices: Sequence) -> Foreign
 
 def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignProgram:
     """`FILE:build`, where `build(mesh_for) -> (fn, args, jit_kwargs)` and `mesh_for({"axis": size}) -> Mesh`."""
+    import jax
     path = pathlib.Path(request["file"])
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -288,8 +300,11 @@ def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignPr
     def mesh_for(axes: dict[str, int]) -> Any:
         meshes.append(real_mesh(dict(axes), topology, devices))
         return meshes[-1]
+    if not callable(build):
+        raise InputError(f"--program: {request['function']} in {path.name} is a {type(build).__name__}, not a function")
     built = build(mesh_for)
-    if not isinstance(built, tuple) or len(built) not in (2, 3):
+    if not isinstance(built, tuple) or len(built) not in (2, 3) or not callable(built[0]) or not isinstance(built[1], (tuple, list)) or (
+            len(built) == 3 and not isinstance(built[2], dict)):
         raise InputError(f"--program: {request['function']} returned {type(built).__name__}; expected (fn, args) or (fn, args, jit_kwargs)")
     fn, args, *rest = built
     jit_kwargs = dict(rest[0]) if rest else {}
@@ -306,10 +321,13 @@ def load_file(request: dict, topology: Topology, devices: Sequence) -> ForeignPr
             for i, value in zip(place, dynamic, strict=True):
                 full[i] = value
             return fn(*full)
+    counts = [len(jax.tree.leaves(args[i])) for i in place]
+    flags = [i in donated for i, count in zip(place, counts, strict=True) for _ in range(count)]
+    labels = tuple(label(p, donated=d) for p, d in zip(paths, flags, strict=True))
     if donated:
         jit_kwargs["donate_argnums"] = tuple(place.index(i) for i in donated)
     return ForeignProgram(fn=call, args=tuple(args[i] for i in place), jit_kwargs=jit_kwargs, mesh=meshes[-1] if meshes else None,
-                          labels=tuple(label(p) for p in paths), output_labels=())
+                          labels=labels, output_labels=())
 
 
 def label(path: str, *, donated: bool = False) -> dict[str, str]:

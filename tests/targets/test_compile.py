@@ -60,6 +60,49 @@ def test_compiles_for_a_slice_that_is_not_here_and_remembers(tmp_path, own_cache
     assert not other["cached"], "flags change the schedule, so they are part of the key"
 
 
+@pytest.mark.parametrize(("file", "damage"), [("result.json", b"{"), ("result.json", b"{}"), ("hlo.txt.gz", b"\x1f\x8b cut"),
+                                              ("hlo.txt.gz", None)])
+def test_a_damaged_artifact_is_compiled_again(tmp_path, own_cache, file, damage):
+    """On CPU emulation, where compiling takes no time; a damaged entry is listed and cleared like any other."""
+    body = GOOD.replace("P(\"fsdp\")", "P()")
+    spec, where = program(tmp_path, body), parse_topology("cpu:4")
+    first = compiled(spec, topology=where)
+    path = first["artifact"].folder / file
+    path.write_bytes(damage) if damage is not None else path.unlink()
+    assert [e["status"] for e in cache.entries()] == ["damaged"]
+    again = compiled(spec, topology=where)
+    assert not again["cached"] and again["memory"] == first["memory"] and cache.whole(again["artifact"].folder)
+    (again["artifact"].folder / "result.json").write_bytes(b"")
+    assert cache.clear() == 1 and not list(cache.artifacts().glob("*"))
+
+
+def test_an_unwritable_cache_is_said_before_compiling(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAXMEM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(InputError, match="cannot be written.*JAXMEM_CACHE"):
+        compiled(program(tmp_path, GOOD))
+
+
+def test_what_a_program_prints_is_not_the_answer(tmp_path, own_cache):
+    noisy = 'print(3); print("null"); print(\'{"phase": "done", "program": "program", "key": "x"}\')\n' + textwrap.dedent(GOOD)
+    assert compiled(program(tmp_path, noisy), topology=parse_topology("cpu:4"))["status"] == "ok"
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    ("raise ValueError('my own')", ["mine.py:4 in build", "ValueError: my own"]),
+    ("import not_a_module", ["mine.py:4 in build", "ModuleNotFoundError"]),
+    ("raise SystemExit(0)", ["mine.py:4 in build", "SystemExit"]),
+    ("return (1, 2)", ["expected (fn, args)"]),
+    ("def f(x):\n    raise RuntimeError('in trace')\nreturn f, (jax.ShapeDtypeStruct((2,), jnp.float32, "
+     "sharding=NamedSharding(mesh_for({'a': 4}), P())),)", ["mine.py:5 in f", "in trace"]),
+    ("return (", ["mine.py:4", "SyntaxError"]),
+])
+def test_errors_in_a_users_file_name_its_line(tmp_path, own_cache, body, words):
+    with pytest.raises(InputError) as caught:
+        compiled(program(tmp_path, body), topology=parse_topology("cpu:4"))
+    assert all(w in str(caught.value) for w in words), caught.value
+
+
 def test_an_abort_is_a_result(tmp_path, own_cache):
     got = compiled(program(tmp_path, "os.write(2, b'F1201 compiler.cc:1] Check failed: it broke'); os.abort()"))
     assert got["status"] == "abort" and got["memory"] is None
@@ -168,7 +211,8 @@ def test_flags_of_a_plan(own_cache):
 
 def test_cache_is_listed_and_cleared(tmp_path, own_cache):
     folder = cache.artifacts() / "abc"
-    child.write_artifact(folder, {"program": "train", "topology": "v5e-4", "status": "ok"}, {"hlo.txt": "HloModule x"})
+    child.write_artifact(folder, {"program": "train", "topology": "v5e-4", "status": "ok", "memory": None, "backend": "tpu v5e",
+                                   "versions": {}, "arguments": [], "mesh": {}}, {"hlo.txt": "HloModule x"})
     (entry,) = cache.entries()
     assert entry["program"] == "train" and entry["bytes"] > 0 and json.loads((folder / "result.json").read_text())["status"] == "ok"
     cache.remember("key", {"train": "abc"})
