@@ -37,6 +37,8 @@ from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
 DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16), "f16": jnp.dtype(jnp.float16)}
+# GPUs that jax's Triton lowering (0.12.0.1, pallas/triton/gpu_info.py) knows only when they are present: what runs must be what was checked
+WITHOUT_TRITON = {"a6000", "v100"}
 BATCH_FIELDS = ("tokens", "targets", "segment_ids", "positions")
 
 
@@ -244,6 +246,8 @@ def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> atte
     c = workload.model
     shape: dict[str, Any] = dict(seq=workload.seq, head_dim=c.head_dim, heads=c.heads, kv_heads=c.kv_heads, window=c.window,
                                  softcap=c.attention_softcap)
+    if plan.attention == "auto" and topology.chip.name in WITHOUT_TRITON:
+        return "xla"
     if plan.attention == "auto":
         return attention.choose(topology.chip.kind, **shape)
     if problems := attention.attention_problems(plan.attention, **shape):

@@ -172,3 +172,9 @@ def test_save_stages_the_state_on_the_host():
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(staged), strict=True):
         assert after.sharding.memory_kind == "pinned_host" and after.sharding.spec == before.sharding.spec
         np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(("topology", "want"), [("h100:8", "triton"), ("a6000:8", "xla"), ("v5e-8", "splash"), ("cpu:8", "xla")])
+def test_attention_follows_the_target(topology, want):
+    work = Workload.parse(model="decoder-tiny", batch=8, seq=128)
+    assert step.choose_attention(work, Plan.parse("fsdp=8"), parse_topology(topology)) == want

@@ -41,7 +41,7 @@ ROWS = {
     "llama3.1-70b": ("b200:8x8", "fsdp=64,remat=block,loss_chunks=8", 64, 8192),
     "llama3.1-405b": ("v5p-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 64, 8192),
     "mistral-7b": ("b300:8", "fsdp=8,remat=block", 16, 8192),
-    "qwen3-0.6b": ("a6000:4", "fsdp=4,remat=block,loss_chunks=8", 4, 2048),
+    "qwen3-0.6b": ("a6000:8", "fsdp=8,remat=block,loss_chunks=8", 8, 1024),
     "qwen3-1.7b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 16, 4096),
     "qwen3-4b": ("h100:8", "fsdp=8,remat=block,loss_chunks=8", 8, 4096),
     "qwen3-8b": ("h200:8", "fsdp=8,remat=block,loss_chunks=8", 16, 4096),
