@@ -476,10 +476,15 @@ def test_ctrl_c_in_a_process(tmp_path):
     code = ("import sys, time\nfrom jaxmem.cli import main, doctor\n"
             "def wait(flags, words):\n    print('waiting', flush=True)\n    time.sleep(60)\n"
             "doctor.run = wait\nsys.exit(main.main(['doctor']))")
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "waiting\n"
-    start = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    # a shell that runs the tests in the background has its children ignore SIGINT; at a terminal they do not
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+        assert process.stdout.readline() == "waiting\n"
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, err) == (130, "\njaxmem: interrupted\n")
     assert time.monotonic() - start < 10

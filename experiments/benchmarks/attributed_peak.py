@@ -26,8 +26,8 @@ from jaxmem.hlo.liveness import FRAGMENTATION, timeline
 from jaxmem.hlo.parse import parse
 from jaxmem.hlo.timeline import Timeline
 
-_DOCS = flags.DEFINE_string("docs", None, "write the page here")
-_FIXTURE = flags.DEFINE_string("fixture", None, "also write trimmed copies of the artifacts into this folder, named as theirs")
+_DOCS = flags.DEFINE_string("docs", None, "write the page here", allow_override=True)
+_FIXTURE = flags.DEFINE_string("fixture", None, "also write trimmed copies of the artifacts into this folder", allow_override=True)
 # all that the readers of memory ask of a backend_config
 _KEPT = re.compile(r'"aliasing_operands":\{"lists":\[(?:\{"indices":\[[^\]]*\]\},?)*\]\}|"known_trip_count":\{"n":"\d+"\}')
 _UNREAD = re.compile(

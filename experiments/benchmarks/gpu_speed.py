@@ -40,10 +40,11 @@ KERNELS: tuple[AttentionKind, ...] = ("triton", "cudnn")
 ENDS: tuple[speed_gpu.End, ...] = ("optimistic", "typical", "pessimistic")
 USABLE = 0.92  # part of the card's memory that such runs hand to JAX; what needs more is no candidate
 
-_PROGRAMS = flags.DEFINE_enum("programs", "stored", ["stored", "compile"], "where the compiled programs come from")
-_STORE = flags.DEFINE_bool("store", False, "keep the compiled programs, trimmed, as fixtures")
-_DOCS = flags.DEFINE_string("docs", None, "write the page here")
-_ONLY = flags.DEFINE_string("only", None, "names of programs, by comma")
+# the tests import several of these modules into one process, hence the overrides
+_PROGRAMS = flags.DEFINE_enum("programs", "stored", ["stored", "compile"], "where the programs come from", allow_override=True)
+_STORE = flags.DEFINE_bool("store", False, "keep the compiled programs, trimmed, as fixtures", allow_override=True)
+_DOCS = flags.DEFINE_string("docs", None, "write the page here", allow_override=True)
+_ONLY = flags.DEFINE_string("only", None, "names of programs, by comma", allow_override=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,11 +32,12 @@ from jaxmem.workload import Workload
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "tests" / "fixtures" / "speed"
 
-_PROGRAMS = flags.DEFINE_enum("programs", "stored", ["stored", "compile"], "where the compiled programs come from")
-_STORE = flags.DEFINE_bool("store", False, "keep the compiled programs, trimmed, as fixtures")
-_FIT = flags.DEFINE_bool("fit", False, "fit the constants over all rows and print them")
-_DOCS = flags.DEFINE_string("docs", None, "write the page here")
-_ONLY = flags.DEFINE_string("only", None, "names of rows, by comma")
+# the tests import several of these modules into one process, hence the overrides
+_PROGRAMS = flags.DEFINE_enum("programs", "stored", ["stored", "compile"], "where the programs come from", allow_override=True)
+_STORE = flags.DEFINE_bool("store", False, "keep the compiled programs, trimmed, as fixtures", allow_override=True)
+_FIT = flags.DEFINE_bool("fit", False, "fit the constants over all rows and print them", allow_override=True)
+_DOCS = flags.DEFINE_string("docs", None, "write the page here", allow_override=True)
+_ONLY = flags.DEFINE_string("only", None, "names of rows, by comma", allow_override=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
