@@ -278,6 +278,8 @@ class Attribution:
         op_name, source = self._named(instruction, value.index)
         opcode = self._collective(value) or instruction.opcode
         kind, module = classify(op_name, opcode=opcode, dims=value.shape.dims, parameter_dims=self.parameter_dims)
+        if instruction.opcode == "custom-call" and value.index and value.shape.dtype == "s8":
+            return Label(kind="workspace", module=module, source=source, op_name=op_name)  # scratch of a library's matmul
         moved = self._moved(value)
         if moved is not None and not is_collective(opcode):
             inherited = self._origin(moved)

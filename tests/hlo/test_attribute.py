@@ -7,9 +7,10 @@ import pathlib
 
 import pytest
 
-from jaxmem.hlo.attribute import classify, scope
+from jaxmem.hlo.attribute import Attribution, classify, scope
 from jaxmem.hlo.liveness import timeline
 from jaxmem.hlo.parse import parse
+from jaxmem.hlo.schedule import replay
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures" / "hlo"
 
@@ -193,3 +194,21 @@ def test_stored_programs(name):
     found = {(share.kind, share.module): share.bytes / 2**20 for share in line.composition}
     for key, size in EXPECTED[name].items():
         assert found[key] == pytest.approx(size, rel=0.01), key
+
+
+def test_scratch_of_a_library_matmul_is_workspace():
+    """cuBLAS calls return their result and a byte array; the result keeps its kind."""
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %main (a: bf16[64,64]) -> bf16[64,64] {
+  %a = bf16[64,64]{1,0} parameter(0)
+  %c = (bf16[64,64]{1,0}, s8[4194304]{0}) custom-call(%a, %a), custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(f)/mlp/dot"}
+  ROOT %g = bf16[64,64]{1,0} get-tuple-element(%c), index=0
+}
+"""
+    module = parse(text)
+    schedule = replay(module)
+    attribution = Attribution(module, schedule, {})
+    labels = {value.shape.dtype: attribution.of_value(value) for value in schedule.values if value.instruction.name == "c" and value.index}
+    assert (labels["s8"].kind, labels["s8"].module) == ("workspace", "mlp")
+    assert labels["bf16"].kind == "activations"
