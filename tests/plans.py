@@ -13,7 +13,7 @@ LONG = (
     "fsdp=8,remat=save:query_proj+out_proj,compute=f32",
     "fsdp=4,tensor=2,layers=unroll,compute=f32",
     "tensor=4,data=2,compute=f32",
-    "tensor=8,compute=f32,sequence=tensor",  # more shards than kv heads
+    "data=2,tensor=4,sequence=tensor,compute=f32",  # more shards than kv heads
     "fsdp=8,accumulate=2,compute=f32",
 )
 EVERY = (*QUICK, *LONG)
