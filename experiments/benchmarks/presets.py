@@ -116,8 +116,8 @@ def main(argv: list[str]) -> None:
         pathlib.Path(_DOCS.value).write_text(
             "# Every preset on a topology that it fits\n\nWhat `python -m experiments.benchmarks.presets` recorded: memory is of the "
             f"compile for that target ({versions}), the step is a model's estimate from its schedule, nothing is a measurement.\n"
-            "AdamW, f32 parameters, bf16 compute. Compile seconds are summed over the programs, on a machine that was busy
-with other work: an upper bound.\n\n" + text + "\n")
+            "AdamW, f32 parameters, bf16 compute. Compile seconds are summed over the programs, on a machine that was busy with other work: "
+            "an upper bound.\n\n" + text + "\n")
 
 
 if __name__ == "__main__":
