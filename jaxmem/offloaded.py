@@ -1,4 +1,4 @@
-"""What `remat=offload:...` really moves, by name: an offload that changes nothing is a warning with the numbers, not a silence."""
+"""What `remat=offload:...` really moves, by name: an offload that changes nothing is an error with the numbers, not a silence."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def moved(module: Module) -> dict[tuple[str, tuple[int, ...]], int]:
                 for names in i.called.values():
                     for name in names:
                         walk(module.computations[name], times)
-            elif i.opcode in ("copy", "copy-start", "dynamic-update-slice", "fusion", "custom-call"):
+            elif i.opcode.removesuffix("-start") in ("copy", "dynamic-update-slice", "fusion", "custom-call"):
                 leaves = [s for _, s in i.shape.leaves() if s.memory_space == HOST]
                 sources = [computation.by_name[o].shape for o in i.operands if o in computation.by_name]
                 device = [s for s in sources if not s.is_tuple and s.memory_space != HOST and s.dims]
@@ -55,29 +55,30 @@ def moved(module: Module) -> dict[tuple[str, tuple[int, ...]], int]:
     return out
 
 
-def report(workload: Workload, plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], list[str]]:
-    """`[{"name", "bytes"}]` for every offloaded name, and warnings for those that do not move what they should."""
+def report(workload: Workload, plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """`[{"name", "bytes"}]` for every offloaded name, warnings for those that move less than they should, and errors for those that move
+    nothing: a plan that does not do what it says is not checked."""
     names = Remat.parse(plan.remat).offload
     artifact = artifacts.get("train") or artifacts.get("gradients")
     if not names or artifact is None:
-        return [], []
+        return [], [], []
     text = artifact.text("hlo")
     if text is None:
-        return [{"name": name, "bytes": None} for name in names], []
+        return [{"name": name, "bytes": None} for name in names], [], []
     found = moved(parse(text))
     per_layer = {name: expected(workload, plan, name) // workload.model.layers for name in names}
     by_size: dict[int, int] = {}
     for (dtype, shape), size in found.items():
         each = math.prod(shape) * {"bf16": 2, "f16": 2, "f32": 4}.get(dtype, 1)
         by_size[each] = by_size.get(each, 0) + size
-    rows, warnings = [], []
+    rows, warnings, errors = [], [], []
     for name in names:
         share = [n for n in names if per_layer[n] == per_layer[name]]  # values of one size cannot be told apart: shared equally
         size = by_size.get(per_layer[name] // plan.accumulate, 0) // len(share)
         rows.append({"name": name, "bytes": size})
         want = expected(workload, plan, name)
         if size == 0:
-            warnings.append(f"remat=offload:{name} moves nothing: {want / 2**20:.1f} MiB a device and step were to go to the host, 0 do")
+            errors.append(f"remat=offload:{name} moves nothing: {want / 2**20:.1f} MiB a device and step were to go to the host, 0 do")
         elif size < 0.9 * want:
             warnings.append(f"remat=offload:{name} moves {size / 2**20:.1f} of {want / 2**20:.1f} MiB a device and step to the host")
-    return rows, warnings
+    return rows, warnings, errors

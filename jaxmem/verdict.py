@@ -97,7 +97,10 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
     check["sources"] |= {"parameters": "estimate", "model_flops": "estimate"}
     check["sources"] |= {k: "estimate" for k in ("tokens_per_s", "mfu") if check[k] is not None}
     from jaxmem import advice, offloaded
-    check["offload"], notes = offloaded.report(workload, plan, artifacts)
+    check["offload"], notes, errors = offloaded.report(workload, plan, artifacts)
+    if errors:
+        check["problems"] += errors
+        check["verdict"] = "unknown" if check["verdict"] in ("fits", "tight") else check["verdict"]
     if check["offload"]:
         check["sources"]["offload"] = "compile"
     check["warnings"] += notes

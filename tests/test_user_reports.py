@@ -3,7 +3,9 @@
 The numbers are those of the public reports named in each test. Rows that are a property of one module are tested beside it as well.
 """
 
+import gzip
 import json
+import pathlib
 import textwrap
 
 import jax
@@ -188,9 +190,10 @@ def test_row_15_an_offload_that_moves_nothing_is_said(monkeypatch):
         def text(self, name):
             return HOST_COPY
     base = artifact()
-    rows, warnings = offloaded.report(work, plan, {"train": WithText(result=base.result, folder=None, cached=False)})
+    rows, warnings, errors = offloaded.report(work, plan, {"train": WithText(result=base.result, folder=None, cached=False)})
     assert [r["name"] for r in rows] == ["context", "mlp_up"]
-    assert rows[1]["bytes"] == 0 and any("mlp_up moves nothing" in w for w in warnings)
+    assert rows[1]["bytes"] == 0 and any("mlp_up moves nothing" in e for e in errors)
+    assert not any("context" in e for e in errors)
     with pytest.raises(InputError, match="unknown name 'contxt'"):
         Plan.parse("remat=offload:contxt")
 
@@ -241,3 +244,14 @@ def test_row_16_offloaded_state_is_explained():
     from jaxmem.targets.child import refusal
     got = refusal("INVALID_ARGUMENT: memory space of all inputs must be the same, got <host> and <device>: pinned_host")
     assert got["status"] == "refused" and "jax.device_put" in got["reason"]
+
+
+@pytest.mark.parametrize("name", ["hlo/llama3.1-8b-offload-v6e-256", "gpu/b200_offload"])
+def test_row_15_bytes_that_really_move(name):
+    """Real offloading programs: what goes to the host in a step is what the compiler allocates there."""
+    folder = pathlib.Path(__file__).parent / "fixtures"
+    text, figures = ((folder / name / "hlo.txt.gz", folder / name / "result.json") if name.startswith("hlo") else
+                     (folder / f"{name}.hlo.txt.gz", folder / f"{name}.json"))
+    memory = json.loads(figures.read_text())["memory"]
+    moved = sum(offloaded.moved(parse(gzip.open(text, "rt").read())).values())
+    assert moved == pytest.approx(memory["host_temp_bytes"], rel=0.01) and moved > 10 ** 7

@@ -87,7 +87,8 @@ def table(records: dict[str, dict]) -> str:
         step = f"{r['step_s']:.3g} s" if r["step_s"] else "—"
         mfu = f"{100 * r['mfu']:.1f}%" if r["mfu"] else "—"
         cells = (name, f"{r['parameters']:,}", r["topology"], f"`{plan}`", f"{batch} x {seq}", r["verdict"].replace("_", " "), peak,
-                 r["worst_program"], "all four" if len(r["programs"]) == 4 else " ".join(r["programs"]), step, mfu, f"{r['compile_s']:.0f} s")
+                 r["worst_program"], "all four" if len(r["programs"]) == 4 else " ".join(r["programs"]), step, mfu,
+                 f"{r['compile_s']:.0f} s")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -116,8 +117,8 @@ def main(argv: list[str]) -> None:
         pathlib.Path(_DOCS.value).write_text(
             "# Every preset on a topology that it fits\n\nWhat `python -m experiments.benchmarks.presets` recorded: memory is of the "
             f"compile for that target ({versions}), the step is a model's estimate from its schedule, nothing is a measurement.\n"
-            "AdamW, f32 parameters, bf16 compute. Compile seconds are summed over the programs, on a machine that was busy with other work: "
-            "an upper bound.\n\n" + text + "\n")
+            "AdamW, f32 parameters, bf16 compute. Compile seconds are summed over the programs, on a machine that was busy with other "
+            "work: an upper bound.\n\n" + text + "\n")
 
 
 if __name__ == "__main__":
