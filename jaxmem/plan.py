@@ -9,6 +9,7 @@ from typing import Literal
 
 from jaxmem import spec
 from jaxmem.hardware import Topology
+from jaxmem.kernel_limits import attention_problems
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -159,6 +160,9 @@ class Plan:
         if (want := kinds.get(self.attention)) and topology.chip.kind != want:
             out.append(f"attention={self.attention} is a {want.upper()} kernel and {topology} is a {topology.chip.kind.upper()}; "
                        "attention=auto takes the target's own")
+        if self.attention != "auto":
+            out += attention_problems(self.attention, seq=workload.seq, head_dim=m.head_dim, heads=m.heads, kv_heads=m.kv_heads,
+                                      window=m.window, softcap=m.attention_softcap)
         axes = {0: (), 1: ("data", "fsdp"), 2: ("data", "fsdp"), 3: ("fsdp",)}[self.zero]
         parts = math.prod(self.sizes[a] for a in axes)
         if m.embed % parts:  # whatever embed does not take would lie whole on every device

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem import dims as dims_module
+from jaxmem import kernel_limits
 from jaxmem.hardware import Topology
 from jaxmem.models.decoder import Decoder
 from jaxmem.models.loss import head_loss
@@ -242,20 +243,20 @@ def activation_layout(plan: Plan, workload: Workload, mesh: Mesh) -> dims_module
     return constrain_with
 
 
-def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> attention.Implementation:
+def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> kernel_limits.Implementation:
     c = workload.model
     shape: dict[str, Any] = dict(seq=workload.seq, head_dim=c.head_dim, heads=c.heads, kv_heads=c.kv_heads, window=c.window,
                                  softcap=c.attention_softcap)
     if plan.attention == "auto" and topology.chip.name in WITHOUT_TRITON:
         return "xla"
     if plan.attention == "auto":
-        return attention.choose(topology.chip.kind, **shape)
-    if problems := attention.attention_problems(plan.attention, **shape):
+        return kernel_limits.choose(topology.chip.kind, **shape)
+    if problems := kernel_limits.attention_problems(plan.attention, **shape):
         raise InputError("\n".join(problems))
     return plan.attention
 
 
-def make_ops(workload: Workload, plan: Plan, mesh: Mesh, implementation: attention.Implementation, remat: Remat) -> Ops:
+def make_ops(workload: Workload, plan: Plan, mesh: Mesh, implementation: kernel_limits.Implementation, remat: Remat) -> Ops:
     c = workload.model
     batch_axes = tuple(a for a in BATCH_AXES if mesh.shape[a] > 1)
     head_axes = ("tensor",) if mesh.shape["tensor"] > 1 else ()

@@ -22,6 +22,7 @@ LAYER_OF = {
     "jaxmem.workload": "words",
     "jaxmem.plan": "words",
     "jaxmem.rules": "words",
+    "jaxmem.kernel_limits": "words",
     "jaxmem.environment": "words",
     "jaxmem.cost": "prediction",
     "jaxmem.hlo": "prediction",

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxmem.kernel_limits import attention_problems, choose
 from jaxmem.parallel import attend as attention_module
-from jaxmem.parallel.attend import attention, attention_problems, block_size_for, choose
+from jaxmem.parallel.attend import attention, block_size_for
 
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM = 4, 256, 4, 2, 32
 SEGMENT_STARTS = ((0, 100, 250), (0, 1, 128), (0, 64, 192), (0, 200, 255))  # of three documents in each row

@@ -58,12 +58,14 @@ def test_remat_names():
     ("fsdp=64,attention=triton", "v5p-128", "llama3-8b", 64, ["triton", "GPU"]),
     ("fsdp=36,tensor=4", "gb200:36x4", "llama3-405b", 36, ["embed(16384) over fsdp(36) = 36", "fsdp=32 or fsdp=64"]),
     ("data=2,fsdp=32,zero=1", "v5p-128", "llama3-8b,embed=2080", 64, ["embed(2080) over data(2) * fsdp(32) = 64"]),
+    ("fsdp=64,attention=splash", "v5p-128", "llama3-8b,vocab=1000", 64, ["attention=splash needs seq(1000) to be a multiple of 128"]),
     ("fsdp=64", "v5p-128", "llama3-8b,kv_heads=5", 64, ["kv_heads"]),
 ])
 def test_problems_have_numbers_and_choices(plan, topology, model, batch, words):
     where = parse_topology(topology)
     try:
-        problems = Plan.parse(plan).problems(work(model, batch, seq=1024), where)
+        seq = 1000 if "splash" in plan else 1024
+        problems = Plan.parse(plan).problems(work(model, batch, seq=seq), where)
     except InputError as error:  # what no machine could compute is refused by the workload
         problems = [str(error)]
     assert all(any(word in p for p in problems) for word in words), problems
