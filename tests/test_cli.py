@@ -477,8 +477,8 @@ def test_ctrl_c_in_a_process(tmp_path):
             "def wait(flags, words):\n    print('waiting', flush=True)\n    time.sleep(60)\n"
             "doctor.run = wait\nsys.exit(main.main(['doctor']))")
     # a shell that runs the tests in the background has its children ignore SIGINT; at a terminal they do not
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + code
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waiting\n"
         start = time.monotonic()
         process.send_signal(signal.SIGINT)
