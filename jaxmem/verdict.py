@@ -73,6 +73,7 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
         raise InputError("\n".join(problems))
     start = time.monotonic()
     flags = flags_for(plan.flags, topology, compiler_flags)
+    left_out = [name for name in ("init", "train", "eval", "save") if name not in programs]
     programs = tuple(x for p in programs for x in (step_programs(plan) if p == "train" else (p,)))
     request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=programs, topology=topology,
                       flags=flags)
@@ -94,6 +95,8 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
     if workload.model.window and workload.model.window_pattern > 1:
         check["warnings"].append("windowed and global layers alternate behind a conditional, and every layer is costed as a global one: "
                                  "the step time is an upper estimate")
+    if left_out:
+        check["warnings"].append(f"not checked: {', '.join(left_out)}; the verdict is of the other programs alone")
     check["sources"] |= {"parameters": "estimate", "model_flops": "estimate"}
     check["sources"] |= {k: "estimate" for k in ("tokens_per_s", "mfu") if check[k] is not None}
     from jaxmem import advice, offloaded

@@ -75,6 +75,14 @@ def test_row_2_donated_buffers_count_once(donate, bytes_a_device):
     assert out["verdict"] == "fits" and out["backend"] == "tpu v5e" and out["versions"]["libtpu"]
 
 
+@pytest.mark.parametrize(("alias", "gib", "want"), [(20, 35, "fits"), (0, 55, "fits")])
+def test_row_2_on_a_gpu_the_sum_counts_a_donated_state_once(alias, gib, want):
+    """20 GiB of state in and out and 15 GiB of temporaries: 35 GiB where the state is donated, 55 where it is not."""
+    out = judged(artifact(memory=sizes(20, 20, alias, 15), topology=H100), topology=H100)
+    assert out["peak_bytes"] == gib * GIB and out["verdict"] == want
+    assert judged(artifact(memory=sizes(25, 25, alias, 15), topology=H100), topology=H100)["verdict"] == ("fits" if alias else "does_not_fit")
+
+
 def test_row_3_the_cpu_is_never_shown_as_hbm():
     """axlearn 1036, 1051."""
     out = judged(artifact(memory=sizes(1, temp=2), topology=CPU, backend="cpu cpu"), topology=CPU)
