@@ -38,6 +38,13 @@ LAYER_OF = {
     "jaxmem.advice": "assembly",
     "jaxmem.offloaded": "assembly",
     "jaxmem.resident": "assembly",
+    "jaxmem.data": "running",
+    "jaxmem.checkpoint": "running",
+    "jaxmem.runs": "running",
+    "jaxmem.faults": "running",
+    "jaxmem.watchdog": "running",
+    "jaxmem.hosts": "running",
+    "jaxmem.train": "running",
     "jaxmem.report": "report",
     "jaxmem.cli": "entry",
     "jaxmem.__main__": "entry",
@@ -47,11 +54,12 @@ BELOW = {
     "prediction": {"words"},
     "mechanism": {"words"},
     "assembly": {"words", "prediction", "mechanism"},
-    "report": {"words", "prediction", "assembly"},
-    "entry": {"words", "prediction", "assembly", "report"},
+    "running": {"words", "prediction", "mechanism", "assembly"},
+    "report": {"words", "prediction", "assembly", "running"},
+    "entry": {"words", "prediction", "assembly", "running", "report"},
 }
 WITHOUT_JAX = {"words", "prediction", "report", "entry"}
-JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "libtpu", "jax_plugins"}
+JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "libtpu", "jax_plugins"}
 SAY_NOTHING = {"util", "utils", "helper", "helpers", "common", "misc", "core", "manager", "base", "lib"}
 
 
