@@ -40,7 +40,7 @@ LAYER_OF = {
     "jaxmem.resident": "assembly",
     "jaxmem.data": "running",
     "jaxmem.checkpoint": "running",
-    "jaxmem.runs": "running",
+    "jaxmem.runs": "runs",
     "jaxmem.faults": "running",
     "jaxmem.watchdog": "running",
     "jaxmem.hosts": "running",
@@ -54,11 +54,12 @@ BELOW = {
     "prediction": {"words"},
     "mechanism": {"words"},
     "assembly": {"words", "prediction", "mechanism"},
-    "running": {"words", "prediction", "mechanism", "assembly"},
-    "report": {"words", "prediction", "assembly", "running"},
-    "entry": {"words", "prediction", "assembly", "running", "report"},
+    "runs": {"words"},
+    "running": {"words", "prediction", "mechanism", "assembly", "runs"},
+    "report": {"words", "prediction", "assembly", "runs"},
+    "entry": {"words", "prediction", "assembly", "runs", "running", "report"},
 }
-WITHOUT_JAX = {"words", "prediction", "report", "entry"}
+WITHOUT_JAX = {"words", "prediction", "runs", "report", "entry"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "libtpu", "jax_plugins"}
 SAY_NOTHING = {"util", "utils", "helper", "helpers", "common", "misc", "core", "manager", "base", "lib"}
 
