@@ -24,6 +24,7 @@ LAYER_OF = {
     "jaxmem.rules": "words",
     "jaxmem.kernel_limits": "words",
     "jaxmem.environment": "words",
+    "jaxmem.schedules": "words",
     "jaxmem.cost": "prediction",
     "jaxmem.hlo": "prediction",
     "jaxmem.dims": "mechanism",

@@ -1,0 +1,1 @@
+"""Checkpoints: written while training goes on, committed whole, verified when read."""

@@ -1,0 +1,283 @@
+"""A run's checkpoints on shared storage, through Orbax: written in the background, committed whole, verified when read.
+
+One folder a step. Orbax's AsyncCheckpointer writes and commits; which steps exist, which stay and which is read is decided here,
+because Orbax's CheckpointManager deletes by its own count: it would take a folder that a user copied in, and after a failed save it
+forgets the steps that it was about to delete. The classic interface, since v1 is still `experimental` in orbax-checkpoint 0.12.
+
+The state, and `meta` (data position, random state, the three strings, versions, digests), are one commit.
+"""
+
+import json
+import math
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from jaxmem.checkpoint.digest import digests
+from jaxmem.checkpoint.keep import Keep
+from jaxmem.optim.dims import names
+from jaxmem.spec import InputError
+
+Meta = dict[str, Any]
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written; the ones before it are untouched."""
+
+
+class NotFinite(Exception):
+    """The state holds NaN or infinity, and was not written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    step: int
+    state: Any
+    meta: Meta
+    refused: tuple[tuple[int, str], ...]  # newer steps that could not be used, and why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    step: int
+    seconds: float  # from the call of save
+    bytes: int
+
+
+class Store:
+    """`run_id` marks what this run wrote: nothing else is ever deleted. `on_commit(Commit)` is called in a thread of its own."""
+
+    def __init__(self, directory: pathlib.Path, *, keep: Keep, run_id: str, on_commit: Callable[[Commit], None] | None = None,
+                 timeout_s: float = 1200) -> None:
+        self.directory, self.keep, self.run_id, self._on_commit = directory, keep, run_id, on_commit
+        self._primary = jax.process_index() == 0
+        if self._primary:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._clear_own_remains()
+        handler = ocp.CompositeCheckpointHandler("state", "meta")
+        self._orbax = ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(timeout_secs=math.ceil(timeout_s)))
+        self._waiter: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    # ---- writing
+
+    def save(self, step: int, state: Any, meta: Meta, *, wait: bool) -> None:
+        """Write `state` (arrays on devices or in pinned host memory) and `meta` as `step`. Returns when the arrays may be donated;
+        with `wait`, when the checkpoint is committed. A save that is still going is awaited first.
+
+        Raises SaveFailed: this save, or with wait=False the one before it, could not be written.
+        """
+        self.wait()
+        start = time.monotonic()
+        path = self.directory / str(step)
+        if self._primary:
+            (self.directory / f".writing-{step}").write_text(self.run_id)
+        try:
+            self._orbax.save(path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(
+                meta | {"step": step, "run_id": self.run_id})), force=self._primary and self._own(step))
+        except (OSError, ValueError, RuntimeError) as error:
+            self._orbax.wait_until_finished()
+            raise SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}") from error
+
+        def finish() -> None:
+            try:
+                self._orbax.wait_until_finished()
+            except Exception as error:  # noqa: BLE001 - whatever a background write raises is this save's failure
+                self._failure = SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}")
+                return
+            if self._on_commit:
+                self._on_commit(Commit(step=step, seconds=time.monotonic() - start, bytes=tree_bytes(state)))
+            if self._primary:
+                self._delete_old()
+        self._waiter = threading.Thread(target=finish, name=f"commit-{step}")
+        self._waiter.start()
+        if wait:
+            self.wait()
+
+    def busy(self) -> bool:
+        """A save is still being written."""
+        return self._waiter is not None and self._waiter.is_alive()
+
+    def wait(self) -> None:
+        """Until the save in flight is committed; raises SaveFailed if it was not."""
+        if self._waiter is not None:
+            self._waiter.join()
+            self._waiter = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises SaveFailed if a save that has ended failed; each failure once."""
+        if self._failure is not None and not self.busy():
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        if self._waiter is not None:
+            self._waiter.join()
+        self._orbax.close()
+
+    # ---- reading
+
+    def steps(self) -> list[int]:
+        """Committed steps, ascending. What Orbax has not finished is not among them."""
+        return committed_steps(self.directory)
+
+    def restore(self, abstract: Any, *, step: int | None = None, below: int | None = None) -> Restored | None:
+        """The latest committed step (or `step`, or the latest one under `below`) as arrays with the shardings of `abstract`.
+
+        A step that does not read back to what was written is refused, in every process, and the one before it taken. None: no step.
+        """
+        refused = []
+        candidates = [s for s in agreed(self.steps()) if (step is None or s == step) and (below is None or s < below)]
+        for candidate in reversed(candidates):
+            found = self._read(candidate, abstract)
+            if isinstance(found, str):
+                refused.append((candidate, found))
+            else:
+                state, meta = found
+                return Restored(step=candidate, state=state, meta=meta, refused=tuple(refused))
+        if refused:
+            raise InputError("no checkpoint can be read:\n" + "\n".join(f"step {s}: {why}" for s, why in refused))
+        return None
+
+    def _read(self, step: int, abstract: Any) -> tuple[Any, Meta] | str:
+        """State and meta, or why not: the same in every process, for a process that gave up alone would leave the others waiting."""
+        path, state, meta, why = self.directory / str(step), None, {}, ""
+        try:
+            meta = read_meta(path)
+            state = read_tree(path / "state", abstract)
+        except InputError:
+            raise  # another model: the same everywhere
+        except Exception as error:  # noqa: BLE001 - zstd, tensorstore, json and the file system each have their own
+            why = _first_line(error)
+        if problem := first_of(why):
+            return problem
+        found, _ = digests(state)
+        wrong = [name for name, value in found.items() if meta["digests"].get(name) != value]
+        if wrong:
+            return f"{len(wrong)} of {len(found)} arrays differ from what was written, {wrong[0]} among them"
+        return state, meta
+
+    # ---- deleting: only what this run wrote
+
+    def _own(self, step: int) -> bool:
+        try:
+            return read_meta(self.directory / str(step)).get("run_id") == self.run_id
+        except Exception:  # noqa: BLE001 - unreadable: nobody's, and left alone
+            return False
+
+    def _delete_old(self) -> None:
+        losses: dict[int, float | None] = {}
+        for step in self.steps():
+            if self._own(step):
+                losses[step] = read_meta(self.directory / str(step)).get("eval_loss")
+        for step in losses.keys() - self.keep.kept(losses):
+            # renamed first: a kill in the middle of deleting leaves nothing that looks committed
+            doomed = self.directory / f".deleting-{step}"
+            (self.directory / str(step)).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        for mark in self.directory.glob(".writing-*"):
+            if (self.directory / mark.name.removeprefix(".writing-")).exists():
+                mark.unlink(missing_ok=True)
+
+    def _clear_own_remains(self) -> None:
+        """What a killed process left half written or half deleted: folders of Orbax's temporary names for steps that this run began."""
+        for doomed in self.directory.glob(".deleting-*"):
+            shutil.rmtree(doomed, ignore_errors=True)
+        for mark in self.directory.glob(".writing-*"):
+            if mark.read_text() == self.run_id:
+                step = mark.name.removeprefix(".writing-")
+                for half in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+                    shutil.rmtree(half, ignore_errors=True)
+                if not committed(self.directory / step):
+                    shutil.rmtree(self.directory / step, ignore_errors=True)
+                mark.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- pieces
+
+def committed(path: pathlib.Path) -> bool:
+    """Orbax finished this folder, and it holds a run's state."""
+    try:
+        return path.is_dir() and ocp.utils.is_checkpoint_finalized(path) and (path / "meta" / "metadata").is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def committed_steps(directory: pathlib.Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and committed(p))
+
+
+def read_meta(path: pathlib.Path) -> Meta:
+    """What was saved beside the state in the step folder `path`."""
+    return json.loads((path / "meta" / "metadata").read_text())
+
+
+def read_tree(path: pathlib.Path, abstract: Any) -> Any:
+    """The arrays of `abstract` (any part of the saved tree), each with the sharding that it has there.
+
+    Without Orbax's barriers, so that a process that fails does not leave the others waiting. Raises InputError when the saved arrays
+    have other shapes or dtypes.
+    """
+    handler = ocp.PyTreeCheckpointHandler()
+    saved = {"/".join(names(p)): m for p, m in jax.tree_util.tree_flatten_with_path(handler.metadata(path).tree)[0]}
+    wanted = {"/".join(names(p)): x for p, x in jax.tree_util.tree_flatten_with_path(abstract)[0]}
+    problems = [f"{name}: {'not saved' if name not in saved else f'saved as {saved[name].dtype}{list(saved[name].shape)}'}, "
+                f"wanted {x.dtype}{list(x.shape)}" for name, x in wanted.items()
+                if name not in saved or tuple(saved[name].shape) != x.shape or saved[name].dtype != x.dtype]
+    if problems:
+        more = f"\nand {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise InputError(f"{path.parent}: another model or optimizer was saved there{saved_as(path.parent)}:\n"
+                         + "\n".join(problems[:5]) + more)
+    arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return handler.restore(path, args=ocp.args.PyTreeRestore(item=abstract, restore_args=arguments, partial_restore=True))
+
+
+def saved_as(path: pathlib.Path) -> str:
+    """The workload, plan and topology of a checkpoint, for messages."""
+    try:
+        meta = read_meta(path)
+        return f" ({meta['workload']}; plan {meta['plan'] or 'default'} on {meta['topology']})"
+    except (OSError, KeyError, ValueError):
+        return ""
+
+
+def tree_bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def agreed(steps: Sequence[int]) -> list[int]:
+    """The steps that every process sees."""
+    if jax.process_count() == 1:
+        return list(steps)
+    latest = np.full(64, -1, np.int32)
+    latest[:min(len(steps), 64)] = list(steps)[-64:]
+    rows = np.asarray(multihost_utils.process_allgather(latest))
+    return sorted(set.intersection(*(set(row[row >= 0].tolist()) for row in rows)))
+
+
+def first_of(why: str) -> str:
+    """The first process's reason, in every process; empty where all have none."""
+    if jax.process_count() == 1:
+        return why
+    text = np.zeros(200, np.uint8)
+    raw = why.encode()[:200]
+    text[:len(raw)] = np.frombuffer(raw, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(text))
+    return next((f"process {i}: {bytes(row[row > 0]).decode(errors='replace')}" for i, row in enumerate(rows) if row.any()), "")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
