@@ -25,6 +25,7 @@ LAYER_OF = {
     "jaxmem.kernel_limits": "words",
     "jaxmem.environment": "words",
     "jaxmem.schedules": "words",
+    "jaxmem.guard": "words",
     "jaxmem.cost": "prediction",
     "jaxmem.hlo": "prediction",
     "jaxmem.dims": "mechanism",

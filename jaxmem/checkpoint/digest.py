@@ -15,16 +15,25 @@ from jaxmem.optim.dims import names
 Digests = dict[str, str]
 
 
-def digests(tree: Any) -> tuple[Digests, int]:
-    """`{"params/blocks/...": 16 hex digits}` and how many floating-point elements are not finite.
+class Pending:
+    """Digests on their way: dispatched behind the program that makes `tree`, which may be donated afterwards.
 
     Elements' bits are mixed with their index in the whole array and added modulo 2^32, twice with different constants: an exchange
     of two elements, a zeroed block and a flipped bit all change the sum, the order of adding does not.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    sums, bad = _sums(tuple(leaf for _, leaf in leaves))
-    sums, bad = np.asarray(sums), int(bad)
-    return {"/".join(names(path)): f"{a:08x}{b:08x}" for (path, _), (a, b) in zip(leaves, sums, strict=True)}, bad
+
+    def __init__(self, tree: Any) -> None:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        self._names = ["/".join(names(path)) for path, _ in leaves]
+        self._sums, self._bad = _sums(tuple(leaf for _, leaf in leaves))
+
+    def result(self) -> tuple[Digests, int]:
+        """`{"params/blocks/...": 16 hex digits}` and how many floating-point elements are not finite."""
+        return {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(self._names, np.asarray(self._sums), strict=True)}, int(self._bad)
+
+
+def digests(tree: Any) -> tuple[Digests, int]:
+    return Pending(tree).result()
 
 
 @jax.jit

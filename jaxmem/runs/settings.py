@@ -1,0 +1,83 @@
+"""What `jaxmem train` was asked for. No jax."""
+
+import pathlib
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxmem.hardware import Topology
+from jaxmem.plan import Plan
+from jaxmem.runs.folder import Config
+from jaxmem.schedules import Schedule
+from jaxmem.spec import InputError
+from jaxmem.workload import Workload
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The three strings, the flags of the contract, and how this process takes part. `lr` is the peak; `schedule_text`, `keep` and
+    `fault` are as typed; `profile` is (first step, how many) or None; seconds end in `_s`."""
+
+    workload: Workload
+    topology: Topology
+    plan: Plan
+    out: pathlib.Path
+    data: str
+    steps: int
+    lr: float
+    schedule: Schedule
+    schedule_text: str
+    warmup: int
+    clip: float
+    seed: int = 0
+    eval_every: int = 0
+    eval_batches: int = 8
+    checkpoint_every: int = 0
+    keep: str = "last=2"
+    snapshot: Literal["sync", "async", "lazy"] = "async"
+    spike: float = 8.0
+    max_rollbacks: int = 3
+    fault: str = ""
+    profile: tuple[int, int] | None = None
+    print_hash: bool = False
+    elastic: bool = False
+    watchdog_s: float = 600.0
+    local_checkpoints: str = ""
+    init_from: str = ""
+    log: tuple[str, ...] = ()
+
+    def problems(self) -> list[str]:
+        out = []
+        for name, least in (("steps", 1), ("warmup", 0), ("eval_every", 0), ("eval_batches", 1), ("checkpoint_every", 0), ("seed", 0),
+                            ("max_rollbacks", 0)):
+            if getattr(self, name) < least:
+                out.append(f"--{name}={getattr(self, name)}: at least {least}")
+        if self.seed >= 2**32:
+            out.append(f"--seed={self.seed}: less than 2^32")
+        for name in ("lr", "clip", "watchdog_s"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                out.append(f"--{name.removesuffix('_s')}={value:g}: a finite number above 0")
+        if not 0 <= self.spike < float("inf"):
+            out.append(f"--spike={self.spike:g}: 0 (watch for NaN alone) or more")
+        if self.warmup >= self.steps and self.warmup > 0:
+            out.append(f"--warmup={self.warmup} leaves nothing of --steps={self.steps}; nearest: --warmup={self.steps - 1}")
+        if self.snapshot == "lazy" and self.plan.step != "split":
+            plan = ",".join(filter(None, (str(self.plan), "step=split")))
+            out.append("--snapshot=lazy copies the state while the next gradients are computed, which needs a gradient program that does "
+                       f"not donate it: --plan={plan}")
+        return out
+
+    def config(self) -> Config:
+        """What config.json holds: the three strings and the flags that say what is computed."""
+        return {"workload": str(self.workload), "topology": str(self.topology), "plan": str(self.plan), "data": self.data,
+                "steps": self.steps, "lr": self.lr, "schedule": self.schedule_text, "warmup": self.warmup, "clip": self.clip,
+                "seed": self.seed, "eval_every": self.eval_every, "eval_batches": self.eval_batches, "spike": self.spike,
+                "init_from": self.init_from, "checkpoint_every": self.checkpoint_every, "keep": self.keep, "snapshot": self.snapshot,
+                "max_rollbacks": self.max_rollbacks, "fault": self.fault, "elastic": self.elastic}
+
+
+def check(settings: Settings) -> None:
+    if problems := settings.problems() + settings.plan.problems(settings.workload, settings.topology):
+        raise InputError("\n".join(problems))
