@@ -119,19 +119,19 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """Every file of a run's folder, as far as it can be read."""
     folder = pathlib.Path(folder)
     problems: list[str] = []
-    holder = live_holder(folder)  # before the files: a run that ends in between has then written its end
+    holder = live_holder(folder)  # before the files: a run that ends in between is running, not killed
     config, versions = (_object(folder / name, problems) for name in (CONFIG, VERSIONS))
     metrics = Metrics()
     strange = sum(not metrics.add(line) for line in lines(folder / METRICS, problems))
     if strange:
         problems.append(f"{METRICS}: {strange} {'line' if strange == 1 else 'lines'} without a known kind and step")
-    events = [event for event in lines(folder / EVENTS, problems) if isinstance(event.get("kind"), str)]
+    events: list[Event] = [event for event in lines(folder / EVENTS, problems) if isinstance(event.get("kind"), str)]
     return Run(folder=folder, config=config, versions=versions, metrics=metrics, events=events, holder=holder, problems=problems)
 
 
 def lines(path: pathlib.Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one a line; a file that is not there has none."""
-    broken, first, last_is_broken = 0, 0, False
+    broken, first, torn = 0, 0, False
     try:
         with open(path, "rb") as file:
             for i, raw in enumerate(file, 1):
@@ -139,19 +139,17 @@ def lines(path: pathlib.Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                     value = json.loads(raw)
                 except (ValueError, RecursionError):
                     value = None
-                last_is_broken = not isinstance(value, dict)
-                if last_is_broken and raw.strip():
-                    broken, first = broken + 1, first or i
-                    last_is_broken = not raw.endswith(b"\n")
-                elif not last_is_broken:
+                torn = False
+                if isinstance(value, dict):
                     yield value
-                else:
-                    last_is_broken = False
+                elif raw.strip():
+                    broken, first = broken + 1, first or i
+                    torn = not raw.endswith(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:
         problems.append(f"{path.name}: {error.strerror or error}")
-    broken -= last_is_broken  # torn by a kill, or being written now
+    broken -= torn  # by a kill, or it is being written now
     if broken:
         problems.append(f"{path.name}: {broken} unreadable {'line' if broken == 1 else 'lines'}, the first is line {first}")
 
