@@ -83,7 +83,7 @@ class Store:
             (self.directory / f".writing-{step}").write_text(self.run_id)
         try:
             self._orbax.save(path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(
-                meta | {"step": step, "run_id": self.run_id})), force=self._primary and self._own(step))
+                meta | {"step": step, "run_id": self.run_id})), force=self._own(step))
         except (OSError, ValueError, RuntimeError) as error:
             self._orbax.wait_until_finished()
             raise SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}") from error

@@ -15,6 +15,7 @@ from jaxmem.spec import InputError, nearest
 
 VERBS = {
     "check": "does it fit a topology, where does the memory go, how fast is a step, what to change",
+    "train": "run what was checked, and survive: data, checkpoints, faults, resume",
     "diff": "what changed between two checks",
     "models": "presets with their parameters",
     "topologies": "chips and topology names, with figures and their sources",

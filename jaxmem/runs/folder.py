@@ -69,7 +69,8 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
     if before is None:
         foreign = [p.name for p in path.iterdir() if p.name not in ("logs", "lock")]
         if foreign:
-            raise InputError(f"--out={path} is not empty and holds no run ({', '.join(sorted(foreign)[:3])}); give an empty or a new folder")
+            raise InputError(f"--out={path} is not empty and holds no run ({', '.join(sorted(foreign)[:3])}); "
+                             "give an empty or a new folder")
         before = config | {"run_id": uuid.uuid4().hex[:12]}
         write_json(path / "config.json", before)
     elif difference := differences(before, config, free=FREE + (ELASTIC if elastic else ())):
@@ -80,6 +81,15 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
     write_json(path / "versions.json", dict(versions))
     starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
     return Folder(path=path, run_id=before["run_id"], attempt=starts)
+
+
+def join_folder(path: pathlib.Path) -> Folder:
+    """The folder that process 0 opened, as the others see it; they call this before process 0 writes its `start` event."""
+    config = read_config(path)
+    if config is None:
+        raise InputError(f"--out={path} is not the folder that process 0 opened: every process must see the same file system")
+    starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
+    return Folder(path=path, run_id=config["run_id"], attempt=starts)
 
 
 def differences(before: Config, now: Config, *, free: tuple[str, ...]) -> list[str]:
@@ -104,7 +114,8 @@ class Lock:
             self._file.seek(0)
             holder = self._file.read().strip()
             self._file.close()
-            raise Held(f"{path} is held by a live run ({holder or 'unknown process'}); wait for it, stop it, or give another --out") from None
+            raise Held(f"{path} is held by a live run ({holder or 'unknown process'}); "
+                       "wait for it, stop it, or give another --out") from None
         self._file.truncate(0)
         self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}))
         self._file.flush()

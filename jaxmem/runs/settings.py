@@ -45,6 +45,7 @@ class Settings:
     watchdog_s: float = 600.0
     local_checkpoints: str = ""
     init_from: str = ""
+    skip: tuple[tuple[int, int], ...] = ()  # positions of the data that are left out: (first, last)
     log: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
@@ -74,7 +75,8 @@ class Settings:
         return {"workload": str(self.workload), "topology": str(self.topology), "plan": str(self.plan), "data": self.data,
                 "steps": self.steps, "lr": self.lr, "schedule": self.schedule_text, "warmup": self.warmup, "clip": self.clip,
                 "seed": self.seed, "eval_every": self.eval_every, "eval_batches": self.eval_batches, "spike": self.spike,
-                "init_from": self.init_from, "checkpoint_every": self.checkpoint_every, "keep": self.keep, "snapshot": self.snapshot,
+                "init_from": self.init_from,
+                "skip": [list(pair) for pair in self.skip], "checkpoint_every": self.checkpoint_every, "keep": self.keep, "snapshot": self.snapshot,
                 "max_rollbacks": self.max_rollbacks, "fault": self.fault, "elastic": self.elastic}
 
 

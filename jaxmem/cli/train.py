@@ -1,0 +1,197 @@
+"""run what was checked, and survive: data, checkpoints, faults, resume.
+
+  jaxmem train --out=runs/first
+  jaxmem train --model=decoder-tiny --plan=data=2,fsdp=2,tensor=2,remat=block --topology=cpu:8 --data=text:pydoc --steps=200 --out=runs/a
+
+cpu:N emulates N devices on this machine; any other topology must be the one that is here. The same command again resumes the run in
+--out, or says that it is finished. Many hosts: start the same command on each, under SLURM, Open MPI, GKE or TPU VMs nothing more is
+needed; elsewhere --coordinator, --processes and --process say how to meet (python -m launch.local does, on one machine).
+
+Exit status: 0 done, 2 bad input, 70 internal error, 75 saved on SIGTERM and stopped (the same command goes on), 76 ended by the
+watchdog, 77 rollbacks exhausted.
+"""
+
+import os
+import pathlib
+import re
+import sys
+from typing import Any
+
+from absl import flags as absl_flags
+
+from jaxmem import environment, schedules
+from jaxmem.cli import arguments
+from jaxmem.hardware import Topology, parse_topology
+from jaxmem.plan import Plan
+from jaxmem.runs import folder as folders
+from jaxmem.runs import settings as settings_module
+from jaxmem.runs.settings import Settings
+from jaxmem.spec import InputError, nearest
+from jaxmem.workload import Workload
+
+
+def define(flags: absl_flags.FlagValues) -> None:
+    f: dict[str, Any] = {"flag_values": flags}
+    text, whole, number, yes_no = (absl_flags.DEFINE_string, absl_flags.DEFINE_integer, absl_flags.DEFINE_float, absl_flags.DEFINE_boolean)
+    text("model", "decoder-tiny", "preset and changes, as in llama3-8b,layers=4; jaxmem models lists them", **f)
+    text("plan", "fsdp=*", "how it is split and what is recomputed, as in fsdp=16,tensor=4,remat=block", **f)
+    text("topology", "cpu:8", "cpu:N, emulated here, or what this machine or cluster is: h100:16x8, v5p-128, ...", **f)
+    text("optimizer", "adamw", "preset and changes, as in adamw,b2=0.95", **f)
+    whole("batch", None, "sequences a step, over all devices (default: two a device)", lower_bound=1, **f)
+    whole("seq", 128, "tokens a sequence", lower_bound=1, **f)
+    whole("steps", 200, "updates in all", **f)
+    number("lr", 3e-3, "peak learning rate", **f)
+    text("schedule", "cosine", "constant, linear, cosine, wsd or rsqrt, and changes, as in cosine,floor=0.1 or wsd,decay=0.2", **f)
+    whole("warmup", None, "steps of linear rise to the peak (default: a twentieth of the steps)", **f)
+    number("clip", 1.0, "largest global norm of the gradients", **f)
+    whole("seed", 0, "of the parameters and of the order of the data", **f)
+    text("data", "text:pydoc", "text:PATH_OR_NAME[,tokenizer=FILE], synthetic or images:NAME", **f)
+    whole("eval_every", 0, "evaluate on held-out data after so many steps, and at the end (0: never)", **f)
+    whole("eval_batches", 8, "batches of one evaluation at most", **f)
+    whole("checkpoint_every", None, "steps between checkpoints (default: a tenth of the steps; 0: at the end only)", **f)
+    text("keep", "last=2", "which checkpoints stay: last=2,best=1,every=1000", **f)
+    absl_flags.DEFINE_enum("snapshot", "async", ["sync", "async", "lazy"],
+                           "sync waits for the disk, async for the copy to the host, lazy copies during the next forward and backward "
+                           "pass (needs step=split in the plan)", **f)
+    text("out", "runs/train", "the run's folder", **f)
+    number("spike", 8.0, "roll back when the loss stays this many robust deviations above the latest 50; "
+           "0: only when it is not finite", **f)
+    whole("max_rollbacks", 3, "roll back at most so often, then end with status 77", **f)
+    text("skip", "", "positions of the data (batches) to leave out, as in 120:129,300:300", **f)
+    text("fault", "", "break something on purpose, as in kill:step=12,process=1;nan:step=20", **f)
+    whole("max_restarts", 0, "start again after a crash, so often at most", lower_bound=0, **f)
+    number("watchdog", 600.0, "seconds without a step after which the run is ended with status 76", **f)
+    text("profile", None, "STEP:N, write a trace of N steps to OUT/profile", **f)
+    yes_no("print_hash", False, "end stdout with state sha256:... over the final parameters and optimizer state", **f)
+    yes_no("elastic", False, "go on with a run that was started under another plan or topology", **f)
+    text("local_checkpoints", "", "a folder on this machine's own disk: shards are kept there too, and restored from there first", **f)
+    text("init_from", "", "a folder with Hugging Face weights to begin from", **f)
+    text("log", "", "also write to tensorboard, wandb, mlflow (by comma)", **f)
+    text("coordinator", None, "HOST:PORT of process 0, where no cluster says it", **f)
+    whole("processes", None, "how many processes take part, where no cluster says it", lower_bound=1, **f)
+    whole("process", None, "which of them this is, from 0", lower_bound=0, **f)
+    number("start_timeout", 900.0, "seconds to wait for all processes to come up", **f)
+
+
+def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
+    arguments.no_words(words, "train")
+    settings = read_settings(flags)
+    settings_module.check(settings)
+    if flags.max_restarts:
+        return _supervised(flags, settings)
+    from jaxmem import hosts
+
+    place = hosts.settings(os.environ, coordinator=flags.coordinator, processes=flags.processes, process=flags.process,
+                           timeout_s=flags.start_timeout)
+    first = place is None or place.process in (None, 0)
+    lock = folder = None
+    if first:  # before the others are met: what is refused here is refused at once
+        lock = folders.Lock(settings.out)
+        folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
+        if (ended := finished(folder, settings.steps)) is not None:
+            print(f"{settings.out} is finished: step {ended['step']} of {settings.steps}", file=sys.stderr)
+            if settings.print_hash and ended.get("state_sha256"):
+                print(f"state sha256:{ended['state_sha256']}")
+            lock.release()
+            return 0
+    try:
+        return _train(settings, place, folder)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _train(settings: Settings, place: Any, folder: folders.Folder | None) -> int:
+    import jax
+
+    from jaxmem import hosts
+    from jaxmem.targets import cache
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache.root() / "xla"))
+    processes = place.processes if place is not None and place.processes else 1
+    cpu = settings.topology.devices if settings.topology.chip.kind == "cpu" else None
+    if cpu is not None and cpu % processes:
+        raise InputError(f"{settings.topology} cannot be shared by {processes} processes; "
+                         f"nearest: cpu:{max(1, cpu // processes) * processes}")
+    hosts.start(place, cpu_devices=cpu // processes if cpu is not None else None)
+    check_devices(settings.topology)
+    if folder is None:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("folder")
+        folder = folders.join_folder(settings.out)
+    elif processes > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("folder")
+    from jaxmem import train
+    from jaxmem.report import run_page
+
+    status = train.train(settings, folder)
+    if jax.process_index() == 0:
+        (settings.out / "report.html").write_text(run_page.render(settings.out))
+        print(f"report: {settings.out / 'report.html'}", file=sys.stderr)
+    return status
+
+
+def check_devices(topology: Topology) -> None:
+    """The topology that was asked for is the one that is here."""
+    import jax
+
+    devices = jax.devices()
+    kind = devices[0].platform
+    if len(devices) != topology.devices or kind != topology.chip.kind:
+        raise InputError(f"--topology={topology} has {topology.devices} {topology.chip.kind.upper()} devices, and here are {len(devices)}: "
+                         f"{devices[0].device_kind} ({kind.upper()}); --topology=cpu:N emulates any number on a CPU")
+
+
+def finished(folder: folders.Folder, steps: int) -> dict[str, Any] | None:
+    """The `end` event of a run that took its last step, if that is the latest thing that happened to it."""
+    ends = [line for line in folders.read_lines(folder.events) if line.get("kind") in ("start", "end")]
+    if ends and ends[-1]["kind"] == "end" and ends[-1].get("status") == "done" and ends[-1].get("step", 0) >= steps:
+        return ends[-1]
+    return None
+
+
+def read_settings(flags: absl_flags.FlagValues) -> Settings:
+    """The flags as one value; raises InputError."""
+    topology = parse_topology(flags.topology)
+    plan = Plan.parse(flags.plan, devices=topology.devices)
+    batch = flags.batch or 2 * topology.devices
+    steps = flags.steps
+    return Settings(
+        workload=Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=flags.seq), topology=topology, plan=plan,
+        out=pathlib.Path(flags.out), data=flags.data, steps=steps, lr=flags.lr, schedule=schedules.parse(flags.schedule),
+        schedule_text=flags.schedule, warmup=steps // 20 if flags.warmup is None else flags.warmup, clip=flags.clip, seed=flags.seed,
+        eval_every=flags.eval_every, eval_batches=flags.eval_batches,
+        checkpoint_every=max(1, steps // 10) if flags.checkpoint_every is None else flags.checkpoint_every, keep=flags.keep,
+        snapshot=flags.snapshot, spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
+        print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
+        init_from=flags.init_from, skip=_ranges(flags.skip), log=_trackers(flags.log))
+
+
+def _profile(text: str | None) -> tuple[int, int] | None:
+    if not text:
+        return None
+    if not (match := re.fullmatch(r"(\d+):(\d+)", text)) or 0 in (found := (int(match[1]), int(match[2]))):
+        raise InputError(f"--profile={text}: expected STEP:N, the first step and how many, as in 10:3")
+    return found
+
+
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    out = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\d+):(\d+)", item)
+        if not match or int(match[1]) > int(match[2]):
+            raise InputError(f"--skip={text}: {item!r} is no range FIRST:LAST, as in 120:129")
+        out.append((int(match[1]), int(match[2])))
+    return tuple(sorted(out))
+
+
+def _trackers(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for name in names:
+        if name not in settings_module.TRACKERS:
+            raise InputError(f"--log={text}: unknown {name!r}{nearest(name, settings_module.TRACKERS)}")
+    return names

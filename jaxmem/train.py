@@ -1,0 +1,415 @@
+"""The training loop: runs exactly the programs that were checked, and loses nothing past the last commit.
+
+Read it top to bottom: programs, state, data, then steps. Every process of a run executes it alike; decisions are made from values that
+all of them have (losses, step counts, agreed restores), so that no process goes its own way.
+
+B batch, S sequence.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxmem import schedules, step
+from jaxmem.checkpoint import lazy
+from jaxmem.checkpoint.digest import digests
+from jaxmem.checkpoint.keep import Keep
+from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store
+from jaxmem.cost.flops import mfu, model_flops
+from jaxmem.data import Batches, eval_batches, open_data
+from jaxmem.faults import Faults
+from jaxmem.faults import parse as parse_faults
+from jaxmem.guard import Guard
+from jaxmem.running import measured
+from jaxmem.running.profiling import Profiler
+from jaxmem.running.progress import Progress
+from jaxmem.running.stopping import StopRequest
+from jaxmem.running.trackers import Trackers
+from jaxmem.runs.folder import Folder, drop_after, write_json
+from jaxmem.runs.log import Log
+from jaxmem.runs.settings import Settings
+from jaxmem.spec import InputError
+from jaxmem.watchdog import Watchdog
+
+AHEAD = 2  # steps dispatched before the oldest one's metrics are fetched
+SLOW_S = 3600.0  # what reading data, compiling or restoring may take before the watchdog ends the run
+WARM_UP = 5  # steps of a start after which memory and time are compared with what was predicted
+SAVE_AGAIN = 3  # tries at the checkpoint that a run must not end without
+DONE, NOT_SAVED, SAVED_ON_SIGNAL, ROLLBACKS_EXHAUSTED = 0, 70, 75, 77
+STATUS = {DONE: "done", NOT_SAVED: "error", SAVED_ON_SIGNAL: "sigterm", ROLLBACKS_EXHAUSTED: "rollbacks"}
+
+State = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Flying:
+    """A step that was dispatched and whose metrics were not looked at yet."""
+
+    step: int
+    position: int
+    lr: float
+    metrics: dict[str, jax.Array]
+
+
+class Bad(Exception):
+    """A step that the guard refuses."""
+
+    def __init__(self, step: int, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step, self.position = step, position
+
+
+def train(s: Settings, folder: Folder) -> int:
+    """Train, or go on training, the run in `folder`; returns the exit status. Devices and processes are already up."""
+    process, processes = jax.process_index(), jax.process_count()
+    log = Log(folder, writes=process == 0)
+    faults = Faults(parse_faults(s.fault, processes=processes), folder.path, process)
+    watchdog = Watchdog(folder.path, process=process, processes=processes, timeout_s=s.watchdog_s, attempt=folder.attempt)
+    try:
+        return _train(s, folder, log, faults, watchdog)
+    finally:
+        watchdog.close()
+        log.close()
+
+
+def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog) -> int:
+    writes = jax.process_index() == 0
+    # ---------------------------------------------------------------- data and programs
+    with watchdog.allow(SLOW_S):
+        data = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="train")
+        held_out = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="eval") if s.eval_every else None
+    if set(data.fields) != set(step.BATCH_FIELDS):
+        raise InputError(f"--data={s.data} gives {', '.join(data.fields)}, and {s.workload.model_name} takes "
+                         f"{', '.join(step.BATCH_FIELDS)}")
+    programs = step.build(s.workload, s.plan, s.topology, jax.devices())
+    split = s.plan.step == "split"
+    wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
+    with watchdog.allow(SLOW_S), log.phase("compile"):
+        lowered = {name: programs[name].lower() for name in wanted}
+        texts = {name: hashlib.sha256(low.as_text().encode()).hexdigest() for name, low in lowered.items()}
+        compiled = {name: low.compile() for name, low in lowered.items()}
+    shardings = {name: field.sharding for name, field in programs.batch.items()}
+    rate = schedules.learning_rate(s.schedule, peak=s.lr, warmup=s.warmup, steps=s.steps)
+
+    # ---------------------------------------------------------------- state: from a checkpoint, or made on the devices that will hold it
+    def on_commit(commit: Commit) -> None:
+        log.event("commit", **dataclasses.asdict(commit))
+        faults.on_committed(commit.step, folder.checkpoints / str(commit.step))
+
+    store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_commit=on_commit)
+    snapshots = lazy.Snapshots()
+    skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
+    given_skips = len(s.skip)
+
+    def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
+        """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
+        with watchdog.allow(SLOW_S), log.phase("restore"):
+            found = store.restore(programs.state, below=below)
+            for refused, why in found.refused if found else ():
+                log.event("corrupt", step=refused, reason=why)
+                log.say(f"checkpoint of step {refused} is damaged ({why}); taking step {found.step}")
+            if found is None:
+                seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
+                state = compiled["init"](seed)
+                if s.init_from:
+                    state = with_imported(state, s, programs)
+                return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
+            check_same_data(found, data.fingerprint, s)
+            guard = found.meta["guard"]
+            return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
+
+    at, state, position, guard, restored = start_over()
+    dropped = drop_after(folder.metrics, at) if writes else None
+    log.reopen_metrics(folder)
+    log.event("start", restored_from=at if restored else None, processes=jax.process_count(), devices=jax.device_count(),
+              topology=str(s.topology), plan=str(s.plan), backend=measured.backend(), versions=measured.versions(), programs=texts,
+              data=data.described, fingerprint=data.fingerprint)
+    if dropped:
+        log.event("dropped", **dropped)
+    log.say(f"{'resuming at' if restored else 'starting at'} step {at} of {s.steps}; {data.described}; {s.topology}, "
+            f"plan {str(s.plan) or 'default'}")
+
+    def batches_from(position: int) -> Batches:
+        return Batches(data, batch=s.workload.batch, seed=s.seed, shardings=shardings, start=position, skip=skip)
+
+    hyper_of = hyper_parameters(programs)
+
+    batches = batches_from(position)
+    trackers = Trackers(s.log, folder, writes=writes)
+    progress = Progress(s.steps, at, shown=writes)
+    profiler = Profiler(s.profile, folder.path / "profile")
+    stop = StopRequest()
+    epoch: int | None = None
+    eval_loss: float | None = None
+    flying: collections.deque[Flying] = collections.deque()
+    step_times: list[float] = []
+    settled_at = time.monotonic()
+    log.take_waited()
+
+    # ---------------------------------------------------------------- pieces of a step
+    def settle(keep: int) -> None:
+        """Look at the metrics of all but the latest `keep` steps; raises Bad."""
+        nonlocal settled_at
+        while len(flying) > keep:
+            one = flying.popleft()
+            loss, norm = float(one.metrics["loss"]), float(one.metrics["grad_norm"])  # waits until that step is done
+            now = time.monotonic()
+            step_s, settled_at = max(now - settled_at - log.take_waited(), 0.0), now
+            if problem := guard.problem(loss, norm):
+                flying.clear()
+                raise Bad(one.step, one.position, problem)
+            line = {"kind": "train", "step": one.step, "loss": loss, "grad_norm": norm, "lr": one.lr, "step_s": step_s,
+                    "tokens_per_s": s.workload.tokens / step_s if step_s else None, "mfu": honest_mfu(s, step_s, log),
+                    "epoch": batches.epoch_of(one.position), "batch": one.position}
+            log.metric(**line)
+            trackers.write(line)
+            progress.show(line)
+            step_times.append(step_s)
+            if len(step_times) == WARM_UP:
+                compare_with_prediction(s, compiled, programs, sorted(step_times[1:])[len(step_times[1:]) // 2], log)
+
+    def meta(at: int, after: int, found: dict[str, str]) -> dict[str, Any]:
+        return {"position": after, "digests": found, "guard": {"recent": guard.recent, "high": guard.high}, "seed": s.seed,
+                "eval_loss": eval_loss, "fingerprint": data.fingerprint, "data": s.data, "workload": str(s.workload), "plan": str(s.plan),
+                "topology": str(s.topology), "versions": measured.versions(), "text_sha256": texts}
+
+    def checkpoint(at: int, after: int, *, wait: bool) -> bool:
+        """Write the state after step `at`; `after` is the position of the next batch. Raises Bad for a state that is not finite."""
+        settle(0)
+        with watchdog.allow(3 * s.watchdog_s), log.phase("checkpoint", step=at):
+            begin = time.monotonic()
+            try:
+                store.check()
+                found, not_finite = digests(state)
+                if not_finite:
+                    raise Bad(at, after - 1, f"{not_finite} numbers of the state are not finite")
+                faults.on_save_started(at)
+                store.save(at, state, meta(at, after, found), wait=wait or s.snapshot == "sync")
+            except SaveFailed as failure:
+                save_failed(failure)
+                return False
+            stall = time.monotonic() - begin
+        log.event("checkpoint", step=at, stall_s=stall, snapshot="sync" if wait else s.snapshot)
+        return True
+
+    def last_checkpoint(at: int, after: int) -> bool:
+        """The one that a run must not end without."""
+        for _ in range(SAVE_AGAIN):
+            if at in store.steps() or checkpoint(at, after, wait=True):
+                return True
+        log.say(f"step {at} could not be saved; the latest checkpoint is of step {max(store.steps(), default=0)}, "
+                "and the same command goes on from there")
+        return False
+
+    def store_check(*, wait: bool = False) -> None:
+        """Say it if a save that went on in the background failed."""
+        try:
+            store.wait() if wait else store.check()
+        except SaveFailed as failure:
+            save_failed(failure)
+
+    def save_failed(failure: SaveFailed) -> None:
+        log.event("commit_failed", reason=str(failure))
+        log.say(f"{failure}; training goes on from memory, and the next checkpoint is tried as usual")
+        faults.on_save_failed()
+
+    def finish_snapshot() -> None:
+        """The copy that was started at the step boundary is handed to the writer; called before the state it copied is donated."""
+        with watchdog.allow(3 * s.watchdog_s):
+            begin = time.monotonic()
+            taken = snapshots.take()
+            stall = time.monotonic() - begin
+        log.waited("checkpoint", stall, step=taken.step)
+        settle(0)  # metrics up to the copied step, which the copy itself waited for
+        found, not_finite = taken.digests
+        if not_finite:
+            raise Bad(taken.step, taken.meta["position"] - 1, f"{not_finite} numbers of the state are not finite")
+        begin = time.monotonic()
+        try:
+            faults.on_save_started(taken.step)
+            store.save(taken.step, taken.state, taken.meta | meta(taken.step, taken.meta["position"], found)
+                       | {"eval_loss": taken.meta["eval_loss"]}, wait=False)
+        except SaveFailed as failure:
+            save_failed(failure)
+            return
+        hand_over = time.monotonic() - begin
+        log.waited("checkpoint", hand_over, step=taken.step)
+        log.event("checkpoint", step=taken.step, stall_s=stall + hand_over, snapshot="lazy")
+
+    def evaluate(at: int) -> float:
+        settle(0)
+        with watchdog.allow(3 * s.watchdog_s), log.phase("eval", step=at):
+            begin = time.monotonic()
+            totals = [compiled["eval"](state["params"], batch)
+                      for batch in eval_batches(held_out, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
+            loss_sum, tokens = (math.fsum(float(t[name]) for t in totals) for name in ("loss_sum", "tokens"))
+            line = {"kind": "eval", "step": at, "loss": loss_sum / tokens, "tokens": int(tokens), "seconds": time.monotonic() - begin}
+        log.metric(**line)
+        trackers.write(line)
+        progress.note(f"step {at}: evaluation loss {line['loss']:.4f} over {int(tokens)} tokens")
+        return line["loss"]
+
+    # ---------------------------------------------------------------- steps
+    status = DONE
+    while at < s.steps:
+        try:
+            watchdog.beat(at + 1, "step")
+            faults.before_step(at + 1)
+            begin = time.monotonic()
+            position, batch = next(batches)
+            if not flying or flying[-1].metrics["loss"].is_ready():
+                log.waited("data", time.monotonic() - begin)
+            if (now := batches.epoch_of(position)) != epoch:
+                log.event("epoch", step=at + 1, epoch=now)
+                epoch = now
+            if (poisoned := faults.poison(at + 1, state["params"], programs.mesh)) is not None:
+                state = state | {"params": poisoned}
+            profiler.before(at + 1)
+            lr = rate(at + 1)
+            hyper = hyper_of(lr, s.clip)
+            if split:
+                loss, grads = compiled["gradients"](state["params"], batch)
+                if snapshots.started:
+                    finish_snapshot()
+                state, metrics = compiled["update"](state, loss, grads, hyper)
+            else:
+                state, metrics = compiled["train"](state, batch, hyper)
+            at += 1
+            flying.append(Flying(at, position, lr, metrics))
+            settle(AHEAD)
+            if profiler.last(at):
+                settle(0)
+                profiler.close()
+            if s.eval_every and (at % s.eval_every == 0 or at == s.steps):
+                eval_loss = evaluate(at)
+            if stop.reached():
+                status = SAVED_ON_SIGNAL if last_checkpoint(at, position + 1) else NOT_SAVED
+                break
+            if at == s.steps:
+                status = DONE if last_checkpoint(at, position + 1) else NOT_SAVED
+            elif s.checkpoint_every and at % s.checkpoint_every == 0:
+                if s.snapshot == "lazy":
+                    store_check()
+                    snapshots.start(at, state, {"position": position + 1, "eval_loss": eval_loss})
+                else:
+                    checkpoint(at, position + 1, wait=False)
+        except Bad as bad:
+            flying.clear()
+            snapshots.drop()
+            batches.close()
+            with log.phase("drain"):
+                store_check(wait=True)
+            reached = at
+            at, state, position, guard, _ = start_over(below=bad.step)
+            first = next_position(position, skip)
+            skip = sorted([*skip, (first, bad.position)])
+            gone = drop_after(folder.metrics, at) if writes else None
+            log.reopen_metrics(folder)
+            log.event("rollback", step=bad.step, to=at, skip=[first, bad.position], reason=str(bad), reached=reached)
+            if gone:
+                log.event("dropped", **gone)
+            log.say(f"step {bad.step}: {bad}; back to step {at}, leaving out batches {first} to {bad.position}")
+            if writes:
+                write_json(folder.skips, skip)
+            if len(skip) - given_skips > s.max_rollbacks:
+                log.say(f"{len(skip) - given_skips} rollbacks, and --max_rollbacks={s.max_rollbacks}: giving up; "
+                        f"the latest good state is that of step {at}")
+                status = ROLLBACKS_EXHAUSTED
+                break
+            batches = batches_from(position)
+            settled_at = time.monotonic()
+            log.take_waited()
+
+    # ---------------------------------------------------------------- the end
+    with watchdog.allow(3 * s.watchdog_s):
+        batches.close()
+        profiler.close()
+        store_check(wait=True)
+        store.close()
+        final = state_hash(state) if s.print_hash and status == DONE else None
+    log.event("end", step=at, status=STATUS[status], state_sha256=final)
+    trackers.close()
+    progress.close()
+    stop.close()
+    if status == SAVED_ON_SIGNAL:
+        log.say(f"saved step {at} and stopped; the same command goes on from there")
+    if final and writes:
+        print(f"state sha256:{final}", flush=True)
+    return status
+
+
+# ---------------------------------------------------------------- pieces
+
+def hyper_parameters(programs: step.Programs) -> Callable[[float, float], dict[str, jax.Array]]:
+    """`(lr, clip)` as the step's inputs, made without a collective; a value that did not change is not sent again."""
+    sharding = next(iter(jax.tree.leaves(programs.state["step"]))).sharding
+    sent: dict[str, tuple[float, jax.Array]] = {}
+
+    def one(name: str, value: float) -> jax.Array:
+        if name not in sent or sent[name][0] != value:
+            sent[name] = value, jax.make_array_from_callback((), sharding, lambda _: np.float32(value))
+        return sent[name][1]
+    return lambda lr, clip: {"lr": one("lr", lr), "clip": one("clip", clip)}
+
+
+def with_imported(state: State, s: Settings, programs: step.Programs) -> State:
+    """The fresh state with the parameters of --init_from."""
+    from jaxmem.checkpoint.formats import read_into
+
+    params = read_into(s.init_from, s.workload.model, programs.state["params"])
+    return state | {"params": params}
+
+
+def next_position(position: int, skip: list[tuple[int, int]]) -> int:
+    """The first position from `position` on that no range of `skip` leaves out."""
+    for first, last in sorted(skip):
+        if first <= position <= last:
+            position = last + 1
+    return position
+
+
+def honest_mfu(s: Settings, step_s: float, log: Log) -> float | None:
+    """None where the peak is unknown, and for a time that no device can have taken: then the clock is wrong, not the device fast."""
+    found = mfu(s.workload, s.topology, step_s, dtype=s.plan.compute) if step_s else None
+    if found is not None and found > 1:
+        log.event("impossible", step_s=step_s, mfu=found)
+        return None
+    return found
+
+
+def check_same_data(found: Restored, fingerprint: str, s: Settings) -> None:
+    if found.meta["fingerprint"] != fingerprint:
+        raise InputError(f"--data={s.data} is not what the checkpoint of step {found.step} was trained on: its content or its settings "
+                         f"changed (fingerprint {fingerprint[:12]}, was {found.meta['fingerprint'][:12]}), so its position means nothing; "
+                         "bring the old data back, or start a new --out")
+
+
+def compare_with_prediction(s: Settings, compiled: dict[str, Any], programs: step.Programs, step_s: float, log: Log) -> None:
+    """After warm-up: what the compiler and the speed model said beside what the devices did."""
+    memory = measured.memory(compiled)
+    predicted_s = measured.predicted_step_s(compiled, s.topology, programs.mesh, model_flops(s.workload))
+    log.event("memory", **memory)
+    log.event("step_time", predicted_s=predicted_s, measured_s=step_s, backend=memory["backend"])
+    if memory["measured_bytes"] is not None and memory["predicted_bytes"] is not None:
+        log.say(f"memory a device: {memory['predicted_bytes'] / 2**30:.2f} GiB predicted (compile), "
+                f"{memory['measured_bytes'] / 2**30:.2f} GiB at the peak (measure, {memory['backend']})")
+    if predicted_s is not None:
+        log.say(f"step: {predicted_s:.4f} s predicted (compile), {step_s:.4f} s (measure, {memory['backend']})")
+
+
+def state_hash(state: State) -> str:
+    """SHA-256 over the values of parameters and optimizer state, the same on any mesh."""
+    total = hashlib.sha256()
+    for x in jax.tree.leaves({"params": state["params"], "opt_state": state["opt_state"]}):
+        whole = np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        total.update(np.ascontiguousarray(whole).tobytes())
+    return total.hexdigest()
