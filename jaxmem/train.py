@@ -10,7 +10,9 @@ import collections
 import dataclasses
 import hashlib
 import json
+import logging
 import math
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +73,7 @@ class Bad(Exception):
 def train(s: Settings, folder: Folder) -> int:
     """Train, or go on training, the run in `folder`; returns the exit status. Devices and processes are already up."""
     process, processes = jax.process_index(), jax.process_count()
+    libraries_to_file(folder.path / "logs" / f"libraries.{process}.log")
     log = Log(folder, writes=process == 0)
     faults = Faults(parse_faults(s.fault, processes=processes), folder.path, process)
     watchdog = Watchdog(folder.path, process=process, processes=processes, timeout_s=s.watchdog_s, attempt=folder.attempt)
@@ -105,7 +108,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.event("commit", **dataclasses.asdict(commit))
         faults.on_committed(commit.step, folder.checkpoints / str(commit.step))
 
-    store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_commit=on_commit)
+    store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_commit=on_commit, timeout_s=2 * s.watchdog_s)
     snapshots = lazy.Snapshots()
     skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
     given_skips = len(s.skip)
@@ -348,6 +351,15 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
 
 # ---------------------------------------------------------------- pieces
+
+def libraries_to_file(path: pathlib.Path) -> None:
+    """What Orbax and grain log (through absl, a page of traceback for a full disk) goes to a file; we say in a line what it means."""
+    logger = logging.getLogger("absl")
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.WARNING)
+
 
 def hyper_parameters(programs: step.Programs) -> Callable[[float, float], dict[str, jax.Array]]:
     """`(lr, clip)` as the step's inputs, made without a collective; a value that did not change is not sent again."""

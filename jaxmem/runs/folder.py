@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -128,21 +129,22 @@ class Lines:
     """An append-only file of JSON lines, each flushed as it is written. Lines that a full disk refuses wait for the next call."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._path, self._waiting = path, ""
+        self._path, self._waiting, self._one_at_a_time = path, "", threading.Lock()
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if path.stat().st_size and not _ends_whole(path):
             self._waiting = "\n"  # a line torn by a kill stays one bad line
 
     def write(self, line: Mapping[str, Any]) -> bool:
-        """True when everything is in the file."""
-        self._waiting += json.dumps(line) + "\n"
-        data = self._waiting.encode()
-        try:
-            done = os.write(self._fd, data)
-        except OSError:
-            return False
-        self._waiting = data[done:].decode(errors="surrogateescape") if done < len(data) else ""
-        return not self._waiting
+        """True when everything is in the file. Any thread may call it."""
+        with self._one_at_a_time:
+            self._waiting += json.dumps(line) + "\n"
+            data = self._waiting.encode()
+            try:
+                done = os.write(self._fd, data)
+            except OSError:
+                return False
+            self._waiting = data[done:].decode(errors="surrogateescape") if done < len(data) else ""
+            return not self._waiting
 
     def close(self) -> None:
         if self._waiting:

@@ -75,9 +75,9 @@ class Settings:
         return {"workload": str(self.workload), "topology": str(self.topology), "plan": str(self.plan), "data": self.data,
                 "steps": self.steps, "lr": self.lr, "schedule": self.schedule_text, "warmup": self.warmup, "clip": self.clip,
                 "seed": self.seed, "eval_every": self.eval_every, "eval_batches": self.eval_batches, "spike": self.spike,
-                "init_from": self.init_from,
-                "skip": [list(pair) for pair in self.skip], "checkpoint_every": self.checkpoint_every, "keep": self.keep, "snapshot": self.snapshot,
-                "max_rollbacks": self.max_rollbacks, "fault": self.fault, "elastic": self.elastic}
+                "init_from": self.init_from, "skip": [list(pair) for pair in self.skip], "checkpoint_every": self.checkpoint_every,
+                "keep": self.keep, "snapshot": self.snapshot, "max_rollbacks": self.max_rollbacks, "fault": self.fault,
+                "elastic": self.elastic}
 
 
 def check(settings: Settings) -> None:
