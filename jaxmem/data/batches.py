@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxmem.data.order import shuffled
 from jaxmem.data.rows import Data, Row
 from jaxmem.spec import InputError, nearest
 
@@ -36,15 +37,10 @@ class Batches:
                  skip: Sequence[tuple[int, int]] = (), prefetch: int = 2):
         import grain  # defines absl flags when imported
 
-        if not 0 <= seed < 2 ** 32:
-            raise InputError(f"seed={seed}: the data's shuffle takes 0 to {2 ** 32 - 1}")
-        if data.rows >= 2 ** 32:
-            raise InputError(f"{data.name} has {data.rows} rows, and the shuffle takes fewer than {2 ** 32}")
         self.data, self.batch = data, batch
         self._shardings = dict(shardings)
         self._parts = addressable(data, batch, shardings)
-        self._order = grain.MapDataset.range(data.rows).seed(seed).shuffle().repeat()
-        self._order[0]  # grain sets itself up at the first use, which must not be in two threads
+        self._row_at = shuffled(data.rows, seed)
         self._thread: threading.Thread | None = None
         self._closed = False
         skip = sorted(skip)
@@ -66,7 +62,7 @@ class Batches:
 
     def row_numbers(self, position: int) -> list[int]:
         """Which rows of the data make up a batch, in order."""
-        return [self._order[k] for k in range(position * self.batch, (position + 1) * self.batch)]
+        return [self._row_at(k) for k in range(position * self.batch, (position + 1) * self.batch)]
 
     def global_rows(self, position: int) -> dict[str, np.ndarray]:
         """The whole batch in this process' memory, {field: [B, ...]}."""
@@ -75,7 +71,7 @@ class Batches:
 
     def parts_of(self, position: int, parts: Parts) -> Held:
         """Parts of a batch, in this process' memory; a row is read once, and none that is in no part."""
-        return read_parts(lambda row: self.data.row(self._order[position * self.batch + row]), parts, self.batch)
+        return read_parts(lambda row: self.data.row(self._row_at(position * self.batch + row)), parts, self.batch)
 
     def close(self) -> None:
         """Ends the thread, and waits for that. Iteration is over then."""
@@ -150,7 +146,7 @@ def read_parts(read: Callable[[int], Row], parts: Parts, batch: int) -> Held:
 
 def place(data: Data, batch: int, shardings: Mapping[str, Sharding], held: Held) -> dict[str, jax.Array]:
     """Global arrays from the parts of this process; no process waits for another."""
-    out = {}
+    out: dict[str, jax.Array] = {}
     for name, sharding in shardings.items():
         shape, dtype = data.fields[name]
         part = held[name].__getitem__

@@ -43,7 +43,7 @@ def existing(path: str, what: str, names: Iterable[str] = ()) -> pathlib.Path:
         missing = missing.parent
     beside = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
     problem = "no such file or folder" if missing == found else f"there is no {missing}"
-    raise InputError(f"{what}{path}: {problem}{nearest(missing.name, [*beside, *names])}")
+    raise InputError(f"{what}{path}: {problem}{nearest(missing.name, [*beside, *names], limit=1)}")
 
 
 # ---------------------------------------------------------------- files

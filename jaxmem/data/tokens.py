@@ -61,7 +61,8 @@ def file_tokenizer(path: str, vocab: int, end: str | None) -> Tokenizer:
     if size > vocab:
         raise InputError(f"the tokenizer {file} has {size} tokens, and the model vocab={vocab}: --model=...,vocab={size}")
     if end is not None and end not in ids:
-        raise InputError(f"the tokenizer {file} has no token {end!r} to end a document{nearest(end, [n for n in END_NAMES if n in ids])}")
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        raise InputError(f"the tokenizer {file} has no token {end!r} to end a document{nearest(end, special)}")
     end = end or next((name for name in END_NAMES if name in ids), None)
     settings: dict[str, object] = {"tokens": hashlib.sha256(content).hexdigest(), "end": end}
     return Tokenizer(f"{file.name} ({size} tokens)", size, settings, lambda documents: _encode(tokenizer, ids.get(end), documents))
