@@ -17,6 +17,8 @@ VERBS = {
     "check": "does it fit a topology, where does the memory go, how fast is a step, what to change",
     "train": "run what was checked, and survive: data, checkpoints, faults, resume",
     "diff": "what changed between two checks",
+    "runs": "the runs of a folder: list them, or compare some side by side",
+    "report": "a run as one HTML page: curves, what happened, memory, goodput",
     "models": "presets with their parameters",
     "topologies": "chips and topology names, with figures and their sources",
     "cache": "compiled programs that are kept: list or clear",
