@@ -48,6 +48,7 @@ LAYER_OF = {
     "jaxmem.watchdog": "running",
     "jaxmem.hosts": "running",
     "jaxmem.roll_call": "running",
+    "jaxmem.cluster": "running",
     "jaxmem.train": "running",
     "jaxmem.running": "running",
     "jaxmem.report": "report",
