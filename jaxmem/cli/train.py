@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import sys
+import traceback
 from typing import Any
 
 from absl import flags as absl_flags
@@ -77,31 +78,79 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     arguments.no_words(words, "train")
     settings = read_settings(flags)
     settings_module.check(settings)
-    if flags.max_restarts:
-        return _supervised(flags, settings)
     from jaxmem import hosts
 
     place = hosts.settings(os.environ, coordinator=flags.coordinator, processes=flags.processes, process=flags.process,
                            timeout_s=flags.start_timeout)
-    first = place is None or place.process in (None, 0)
-    lock = folder = None
-    if first:  # before the others are met: what is refused here is refused at once
-        lock = folders.Lock(settings.out)
-        folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
-        if (ended := finished(folder, settings.steps)) is not None:
-            print(f"{settings.out} is finished: step {ended['step']} of {settings.steps}", file=sys.stderr)
-            if settings.print_hash and ended.get("state_sha256"):
-                print(f"state sha256:{ended['state_sha256']}")
-            lock.release()
-            return 0
+    if place is None:
+        return _alone(settings)
     try:
-        return _train(settings, place, folder)
+        status = _together(settings, place)
+    except InputError as error:
+        print(f"jaxmem train: {error}", file=sys.stderr)
+        hosts.leave(2, together=False)
+    except hosts.StartError as error:
+        print(f"jaxmem train: {error}", file=sys.stderr)
+        hosts.leave(70, together=False)
+    except BaseException:
+        traceback.print_exc()
+        hosts.leave(70, together=False)
+    hosts.leave(status, together=status != 70)
+
+
+def _alone(settings: Settings) -> int:
+    lock = folders.Lock(settings.out)
+    try:
+        folder = _open(settings)
+        if folder is None:
+            return 0
+        _start(settings, None)
+        return _train(settings, folder)
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
 
 
-def _train(settings: Settings, place: Any, folder: folders.Folder | None) -> int:
+def _together(settings: Settings, place: Any) -> int:
+    """One of several processes. The first holds the folder; what it refuses is refused before the others are waited for, where its
+    number is known by then."""
+    started = place.process is None
+    if started:
+        _start(settings, place)
+    first = (_process() if started else place.process) == 0
+    lock = folders.Lock(settings.out) if first else None
+    folder = _open(settings) if first else None
+    if first and folder is None:
+        return 0
+    if not started:
+        _start(settings, place)
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("folder")
+    status = _train(settings, folder or folders.join_folder(settings.out))
+    if lock is not None:
+        lock.release()
+    return status
+
+
+def _process() -> int:
+    import jax
+
+    return jax.process_index()
+
+
+def _open(settings: Settings) -> folders.Folder | None:
+    """The folder, or None when its run is finished."""
+    folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
+    if (ended := finished(folder, settings.steps)) is None:
+        return folder
+    print(f"{settings.out} is finished: step {ended['step']} of {settings.steps}", file=sys.stderr)
+    if settings.print_hash and ended.get("state_sha256"):
+        print(f"state sha256:{ended['state_sha256']}")
+    return None
+
+
+def _start(settings: Settings, place: Any) -> None:
+    """Devices and processes up, and the topology that was asked for."""
     import jax
 
     from jaxmem import hosts
@@ -116,22 +165,21 @@ def _train(settings: Settings, place: Any, folder: folders.Folder | None) -> int
                          f"nearest: cpu:{max(1, cpu // processes) * processes}")
     hosts.start(place, cpu_devices=cpu // processes if cpu is not None else None)
     check_devices(settings.topology)
-    if folder is None:
-        from jax.experimental import multihost_utils
 
-        multihost_utils.sync_global_devices("folder")
-        folder = folders.join_folder(settings.out)
-    elif processes > 1:
-        from jax.experimental import multihost_utils
 
-        multihost_utils.sync_global_devices("folder")
+def _train(settings: Settings, folder: folders.Folder) -> int:
     from jaxmem import train
     from jaxmem.report import run_page
 
     status = train.train(settings, folder)
-    if jax.process_index() == 0:
-        (settings.out / "report.html").write_text(run_page.render(settings.out))
-        print(f"report: {settings.out / 'report.html'}", file=sys.stderr)
+    if _process() == 0:
+        path = settings.out / "report.html"
+        try:
+            path.write_text(run_page.render(settings.out), encoding="utf-8")
+        except OSError as error:  # a run is not lost over a page
+            print(f"no report: {path}: {error.strerror or error}", file=sys.stderr)
+        else:
+            print(f"report: {path}", file=sys.stderr)
     return status
 
 
