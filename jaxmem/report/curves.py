@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 MOST_POINTS = 2000
+FAR, KEPT = 20, 4  # in widths of the range of 98% of the values: farther out is left out of a chart, which then reaches so far
 Point = tuple[int, float | None]  # (step, value); None is a gap: the value is not known or not finite
 
 
@@ -40,14 +41,15 @@ def thin(steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS)
 
 
 def value_range(values: Sequence[float], *, also: Sequence[float] = (), from_zero: bool = False) -> Range:
-    """The range of the finite values, and of `also`. Single values far outside of the rest would flatten it, so they are left out."""
+    """The range of the finite values, and of `also`. Values far outside of the rest would flatten it: they are left out."""
     known = sorted(value for value in values if math.isfinite(value))
     low, high = (known[0], known[-1]) if known else (0.0, 1.0)
     if len(known) >= 20:
         margin = len(known) // 100 or 1
         common_low, common_high = known[margin], known[-1 - margin]
-        reach = 4 * (common_high - common_low) or abs(common_high) or 1.0
-        low, high = max(low, common_low - reach), min(high, common_high + reach)
+        usual = common_high - common_low or abs(common_high) or 1.0
+        low = max(low, common_low - KEPT * usual) if common_low - low > FAR * usual else low
+        high = min(high, common_high + KEPT * usual) if high - common_high > FAR * usual else high
     low, high = min([low, *also]), max([high, *also])
     if from_zero:
         low = min(low, 0.0)

@@ -13,12 +13,13 @@ from jaxmem.report.markup import Markup, element, text
 from jaxmem.report.run_events import ROWS, Happening
 
 SIZE = 1000  # of the drawing both ways, stretched to the page
+MOST_DOTS = 100
 MOST_MARKS = 400  # a row; more than this is a solid line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Values by step. `colour` is CSS; `dots`: a value is marked, for a few values far apart."""
+    """Values by step. `colour` is CSS; `dots`: every value is marked if they are few."""
 
     label: str
     steps: Sequence[int]
@@ -59,8 +60,8 @@ def chart(
     paths = []
     for curve, line in zip(curves, points, strict=True):
         paths.append(element("path", d=_path(line, last_step, range_), class_="curve-line", style=f"stroke:{curve.colour}"))
-        if curve.dots and len(line) <= 100:
-            paths.append(element("path", d=_dots(line, last_step, range_), class_="curve-dots", style=f"stroke:{curve.colour}"))
+        if dots := _dots(_marked(curve, line), last_step, range_):
+            paths.append(element("path", d=dots, class_="curve-dots", style=f"stroke:{curve.colour}"))
     if range_.above or range_.below:
         which = " and ".join(f"{count:,} {word}" for count, word in ((range_.above, "above"), (range_.below, "below")) if count)
         extreme = (max if range_.above else min)(filter(math.isfinite, shown))
@@ -76,7 +77,9 @@ def chart(
     }
     steps = ticks(0, last_step, 8 if tall else 4)
     axis = [
-        element("span", f"{step:,.0f}", style=f"left:{100 * step / last_step:.3f}%") for step in steps if step == int(step)
+        element("span", f"{step:,.0f}", style=f"left:{100 * step / last_step:.3f}%", class_="last" if step > 0.94 * last_step else None)
+        for step in steps
+        if step == int(step)
     ]
     return element(
         "div",
@@ -126,20 +129,25 @@ def legend(curves: Sequence[Curve], newest: Callable[[Curve], str]) -> Markup:
 
 
 def _path(points: Sequence[Point], last_step: int, range_: Range, width: float = SIZE, height: float = SIZE) -> str:
-    """Lines from point to point; a gap breaks them, and a point between gaps is a dot (a line of no length with round ends)."""
-    out, open_, alone = [], False, False
+    """Lines from point to point; a gap breaks them."""
+    out, open_ = [], False
     for step, value in points:
-        if value is None:
-            out.append("h0" if alone else "")
-            open_ = alone = False
-            continue
-        out.append(f"{'L' if open_ else 'M'}{_number(width * step / last_step)},{_number(height * (1 - range_.share(value)))}")
-        alone = not open_
-        open_ = True
-    return "".join([*out, "h0" if alone else ""])
+        if value is not None:
+            out.append(f"{'L' if open_ else 'M'}{_number(width * step / last_step)},{_number(height * (1 - range_.share(value)))}")
+        open_ = value is not None
+    return "".join(out)
+
+
+def _marked(curve: Curve, points: Sequence[Point]) -> list[Point]:
+    """The points that no line shows, being alone between gaps; all, where the curve asks for it and they are few."""
+    if curve.dots and len(points) <= MOST_DOTS:
+        return list(points)
+    known = [False, *(value is not None for _, value in points), False]
+    return [point for i, point in enumerate(points, 1) if known[i] and not known[i - 1] and not known[i + 1]]
 
 
 def _dots(points: Sequence[Point], last_step: int, range_: Range, width: float = SIZE, height: float = SIZE) -> str:
+    """Lines of no length, which round ends make dots."""
     places = [(width * step / last_step, height * (1 - range_.share(value))) for step, value in points if value is not None]
     return "".join(f"M{_number(x)},{_number(y)}h0" for x, y in places)
 
@@ -185,8 +193,7 @@ def drawing(train: Curve, evaluated: Curve, title: str) -> str:
         if len(curve.steps):
             points = thin(curve.steps, curve.values)
             inner.append(element("path", d=_path(points, last_step, range_, width, height), class_=f"line {name}"))
-            if curve.dots and len(points) <= 100:
-                inner.append(element("path", d=_dots(points, last_step, range_, width, height), class_=f"dots {name}"))
+            inner.append(element("path", d=_dots(_marked(curve, points), last_step, range_, width, height), class_=f"dots {name}"))
             x = left + width - (230 if name == "train" else 110)
             parts.append(element("path", d=f"M{x},18h18", class_=f"line {name}"))
             parts.append(element("text", curve.label, x=x + 25, y=22))

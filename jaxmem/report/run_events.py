@@ -24,9 +24,9 @@ ROWS = {
     "kill": ("kills", "var(--bad)"),
     "end": ("ends", "var(--ink)"),
 }
-ROUTINE = frozenset({"commit", "epoch"})  # marks, but no lines of the table
+ROUTINE = frozenset({"commit", "epoch", "not_finite"})  # marks, but no lines of the table
 WORDS = {"start": "start", "end": "end", "kill": "killed", "commit_failed": "save failed", "dropped": "dropped", "supervisor": "supervisor"}
-BAD = frozenset({"kill", "corrupt", "watchdog", "not_finite", "rollback", "commit_failed"})
+BAD = frozenset({"kill", "corrupt", "watchdog", "rollback", "commit_failed"})
 END_REASONS = {
     "done": "all steps are done",
     "sigterm": "saved and stopped on SIGTERM",
@@ -78,6 +78,12 @@ def happenings(run: Run) -> list[Happening]:
     return out
 
 
+def counted(start: Mapping[str, Any]) -> list[str]:
+    """`["8 devices", "1 process"]` of a `start`, as far as it says."""
+    words = {"devices": "device", "processes": "process"}
+    return [f"{start[name]} {words[name] if start[name] == 1 else name}" for name in words if start.get(name) is not None]
+
+
 def skips(run: Run) -> list[Mapping[str, Any]]:
     """The rollbacks that left out batches: `skip` is [first, last], both left out."""
     return [event for event in run.events if event["kind"] == "rollback" and _pair(event.get("skip"))]
@@ -121,9 +127,8 @@ def _text(event: Mapping[str, Any]) -> str | None:
     reason = str(event.get("reason") or event.get("text") or "")
     if kind == "start":
         begun = event.get("restored_from")
-        where = [f"{count} {word}" for word in ("processes", "devices") if (count := event.get(word)) is not None]
         asked = [str(event[name]) for name in ("topology", "plan", "backend") if event.get(name)]
-        return ", ".join([f"restored step {begun:,}" if isinstance(begun, int) else "from the seed", *where, *asked])
+        return ", ".join([f"restored step {begun:,}" if isinstance(begun, int) else "from the seed", *counted(event), *asked])
     if kind == "end":
         status, state = str(event.get("status")), event.get("state_sha256")
         return ", ".join([END_REASONS.get(status, status), *([f"state sha256:{state}"] if state else [])])

@@ -15,7 +15,7 @@ from jaxmem.report.page import page
 from jaxmem.report.performance import pair
 from jaxmem.report.pieces import chip, code, section
 from jaxmem.report.run_charts import Curve, chart, drawing, legend
-from jaxmem.report.run_events import Happening, happenings, time_text
+from jaxmem.report.run_events import Happening, counted, happenings, time_text
 from jaxmem.report.run_sections import asked, checkpoints, goodput, happened, predicted, skipped
 from jaxmem.report.run_terminal import loss_text
 from jaxmem.report.units import UNKNOWN, bytes_text, count_text, percent_text, seconds_text
@@ -57,8 +57,8 @@ def render_svg_curve(folder: str | os.PathLike[str], path: str | os.PathLike[str
 def _losses(run: Run) -> list[Curve]:
     train, evaluated = run.metrics.train, run.metrics.eval
     return [
-        Curve(label="training loss", steps=train.steps, values=train.column("loss"), colour="var(--kind-params)"),
-        Curve(label="evaluation loss", steps=evaluated.steps, values=evaluated.column("loss"), colour="var(--kind-activations)", dots=True),
+        Curve(label="training loss", steps=train.steps, values=train.column("loss"), colour="var(--curve-train)"),
+        Curve(label="evaluation loss", steps=evaluated.steps, values=evaluated.column("loss"), colour="var(--curve-eval)", dots=True),
     ]
 
 
@@ -87,7 +87,7 @@ def _head(run: Run, summary: Summary, now: float) -> Markup:
     loss = f", loss {loss_text(summary.loss)}" if summary.loss is not None else ""
     headline = f"Step {summary.step:,}{of}{loss}" if summary.step is not None else "No step yet"
     start = next((event for event in reversed(run.events) if event["kind"] == "start"), {})
-    counts = [f"{start[name]} {name}" for name in ("devices", "processes") if start.get(name) is not None]
+    counts = counted(start)
     said = [
         f"Measured on {', '.join([summary.backend, *counts])}." if summary.backend else "",
         f"{summary.goodput.starts} starts." if summary.goodput.starts > 1 else "",
@@ -101,7 +101,7 @@ def _head(run: Run, summary: Summary, now: float) -> Markup:
         ("Step", seconds_text(summary.step_s), "measure"),
         ("Tokens a second", count_text(summary.tokens_per_s), "measure"),
         ("MFU", percent_text(summary.mfu), "measure"),
-        ("Memory of a device", bytes_text(summary.measured_bytes), "measure"),
+        ("Device memory", bytes_text(summary.measured_bytes), "measure"),
         ("Goodput", percent_text(summary.goodput.fraction), "measure"),
     ]
     return element(
@@ -136,12 +136,14 @@ def _loss(run: Run, marks: Sequence[Happening]) -> Markup:
     drawn = chart(curves, _last_step(run), reads="number", label="Loss over steps", marks=marks, tall=True)
     words = legend(curves, lambda curve: loss_text(finite(curve.values[-1])))
     lead = "By step, of the steps that count; below it what happened. Point at the chart, or use the arrow keys, to read it."
+    if bad := [mark.step for mark in marks if mark.kind == "not_finite"]:
+        lead += f" The loss is not finite at {len(bad):,} {'step' if len(bad) == 1 else 'steps'}, the first is {bad[0]:,}."
     return section("Loss", "measure", lead, drawn, words)
 
 
 def _curve(run: Run, name: str, heading: str, reads: str) -> Markup | None:
     train = run.metrics.train
-    curve = Curve(label=heading.lower(), steps=train.steps, values=train.column(name), colour="var(--kind-params)")
+    curve = Curve(label=heading.lower(), steps=train.steps, values=train.column(name), colour="var(--curve-train)")
     if all(value != value for value in curve.values):
         return None
     return section(heading, "measure", None, chart([curve], _last_step(run), reads=reads, label=f"{heading} over steps", from_zero=True))
@@ -149,7 +151,7 @@ def _curve(run: Run, name: str, heading: str, reads: str) -> Markup | None:
 
 def _step_time(run: Run, summary: Summary) -> Markup | None:
     train = run.metrics.train
-    curve = Curve(label="step time", steps=train.steps, values=train.column("step_s"), colour="var(--kind-params)")
+    curve = Curve(label="step time", steps=train.steps, values=train.column("step_s"), colour="var(--curve-train)")
     if all(value != value for value in curve.values):
         return None
     estimate = summary.predicted_step_s

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxmem.report.cells import Column, Line, cells, clip, paint, shorten, table, wrap
 from jaxmem.report.reading import flat_text
@@ -11,6 +11,7 @@ from jaxmem.runs.compare import Comparison
 from jaxmem.runs.goodput import Goodput
 from jaxmem.runs.summary import Summary
 
+MOST_CELLS = 16  # of a value in a column of the comparison
 STATUS_STYLES = {"running": "cyan", "done": "green", "killed": "red", "failed": "red", "stopped": "yellow"}
 GOODPUT_WORDS = {
     "productive": "steps that count",
@@ -120,9 +121,8 @@ def render_comparison(found: Comparison, width: int = 100, color: bool | None = 
         for name, words in GOODPUT_WORDS.items()
         if any(run.goodput.parts()[name] for run in found.runs)
     }
-    config = {name: [UNKNOWN if value is None else value for value in values] for name, values in found.config.items()}
     lines = [
-        *(block("Configuration, where it differs", config) or [[("Configuration", "bold"), (": the same", "")], []]),
+        *_config(found, names, block),
         *block("Figures", figures),
         *block("Training loss at the same steps", _losses(found.losses)),
         *block("Evaluation loss at the same steps", _losses(found.eval_losses)),
@@ -136,6 +136,19 @@ def render_comparison(found: Comparison, width: int = 100, color: bool | None = 
     while lines and not lines[-1]:
         lines.pop()
     return paint([clip(line, width) for line in lines], colored() if color is None else color)
+
+
+def _config(found: Comparison, names: list[str], block: Callable[[str, dict[str, list[str]]], list[Line]]) -> list[Line]:
+    """Short values in columns; long ones, which a column would cut, on lines of their own."""
+    if not found.config:
+        return [[("Configuration", "bold"), (": the same", "")], []]
+    rows = {name: [UNKNOWN if value is None else value for value in values] for name, values in found.config.items()}
+    long = {name: values for name, values in rows.items() if max(map(cells, values)) > MOST_CELLS}
+    lines: list[Line] = []
+    for name, values in long.items():
+        lines.append([(f"{name} differs", "bold")])
+        lines += [[(f"  {run}  ", ""), (flat_text(value), "")] for run, value in zip(names, values, strict=True)] + [[]]
+    return lines + block("Configuration, where it differs", {name: values for name, values in rows.items() if name not in long})
 
 
 def _losses(rows: dict[int, list[float | None]]) -> dict[str, list[str]]:

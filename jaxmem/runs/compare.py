@@ -43,7 +43,7 @@ def compare(runs: Sequence[Run], now: float | None = None) -> Comparison:
     if not losses:
         notes.append("no step is in all of them: losses cannot be compared")
     if moved := [name for name in ("batch", "seq", "data", "workload") if name in config]:
-        notes.append(f"{' and '.join(moved)} differ: the same step is not the same work")
+        notes.append(f"{' and '.join(moved)} {'differs' if len(moved) == 1 else 'differ'}: the same step is not the same work")
     summaries = [summarize(run, now) for run in runs]
     if len({summary.backend for summary in summaries}) > 1:
         notes.append(f"measured on different backends: {', '.join(summary.backend or 'unknown' for summary in summaries)}")

@@ -41,12 +41,16 @@ class Series:
         step = line.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62:
             return False
-        keep = bisect.bisect_left(self.steps, step) if self.steps and step <= self.steps[-1] else len(self.steps)
-        del self.steps[keep:]
+        if self.steps and step <= self.steps[-1]:
+            keep = bisect.bisect_left(self.steps, step)
+            del self.steps[keep:]
+            for column in self._columns.values():
+                del column[keep:]
         self.steps.append(step)
         for name, column in self._columns.items():
-            del column[keep:]
-            value = number(line.get(name))
+            value = line.get(name)
+            if type(value) is not float:
+                value = number(value)
             column.append(math.nan if value is None else value)
         return True
 

@@ -91,6 +91,7 @@ def summarize(run: Run, now: float | None = None) -> Summary:
     """The figures of a run that was read; `now` in unix seconds."""
     train, last, start = run.metrics.train, last_record(run), newest(run, "start")
     memory = newest(run, "memory")
+    bad = [f"the loss of step {train.steps[-1]} is not finite"] if len(train) and train.last("loss") is None else []
     return Summary(
         folder=str(run.folder),
         name=run.folder.resolve().name,
@@ -113,7 +114,7 @@ def summarize(run: Run, now: float | None = None) -> Summary:
         predicted_step_s=finite(newest(run, "step_time").get("predicted_s")),
         goodput=goodput(run.events, run.metrics),
         age_s=None if last is None else max(0.0, (time.time() if now is None else now) - last),
-        problems=tuple(run.problems),
+        problems=tuple(bad + run.problems),
     )
 
 
