@@ -88,10 +88,12 @@ def share_missing(needs: Mapping[int, Boxes], held: Sequence[Boxes], itemsizes: 
     for path, itemsize in itemsizes.items():
         here = _Held([box for boxes in held for box in boxes.get(path, ())])
         taken: list[Box] = []
+        done: set[Box] = set()
         for process in sorted(needs, key=lambda p: (load[p], p)):
             for into in needs[process].get(path, ()):
-                rest = here.cut(into, [into])[1] if size(into) else []
+                rest = here.cut(into, [into])[1] if size(into) and into not in done else []
                 rest = _Held(taken).cut(into, rest)[1] if rest else []
+                done.add(into)
                 if rest:
                     fetches[process].setdefault(path, []).extend(rest)
                     taken += rest

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import socket
+import threading
 import zlib
 from typing import Protocol
 
@@ -44,6 +45,27 @@ class ThroughJax:
         self._client.key_value_set(f"{prefix}/{jax.process_index()}", packed)
         found = [self._client.blocking_key_value_get(f"{prefix}/{p}", self._timeout_ms) for p in range(jax.process_count())]
         return [zlib.decompress(base64.b85decode(value)).decode() for value in found]
+
+
+class AmongThreads:
+    """One of several emulated processes, a thread each; `texts` and `barrier` are shared by all."""
+
+    host: str | None = "127.0.0.1"
+
+    def __init__(self, process: int, texts: list[str], barrier: threading.Barrier) -> None:
+        self._process, self._texts, self._barrier = process, texts, barrier
+
+    def __call__(self, text: str) -> list[str]:
+        self._texts[self._process] = text
+        self._barrier.wait()
+        found = list(self._texts)
+        self._barrier.wait()
+        return found
+
+
+def among_threads(count: int, timeout_s: float = 60) -> list[AmongThreads]:
+    texts, barrier = [""] * count, threading.Barrier(count, timeout=timeout_s)
+    return [AmongThreads(process, texts, barrier) for process in range(count)]
 
 
 def exchange_of_this_run() -> Exchange:

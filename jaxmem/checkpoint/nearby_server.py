@@ -9,6 +9,8 @@ import hmac
 import http.client
 import http.server
 import secrets
+import socket
+import socketserver
 import threading
 import urllib.parse
 import zlib
@@ -25,6 +27,15 @@ CHECKSUM = "X-Crc32"
 class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 1024  # all others connect at the same moment; past the default of 5 each waits a second or more
     daemon_threads = True
+
+    def __init__(self, host: str, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), handler)
+
+    def server_bind(self) -> None:
+        """Without asking a name server for this machine's name, which can take long and is not needed."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
 @contextlib.contextmanager
@@ -53,11 +64,11 @@ def serving(read: ReadBox, host: str) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the address holds the token."""
 
-    server = Server((host, 0), Handler)
+    server = Server(host, Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="nearby-server", daemon=True)
     thread.start()
     try:
-        yield f"{host}:{server.server_port}/{token}"
+        yield f"{f'[{host}]' if ':' in host else host}:{server.server_port}/{token}"
     finally:
         server.shutdown()
         server.server_close()

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 
 import jax
@@ -24,6 +23,7 @@ from jaxmem import step as step_module
 from jaxmem.checkpoint import nearby_read
 from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.nearby import Nearby, assemble, leaves_of
+from jaxmem.checkpoint.nearby_exchange import among_threads
 from jaxmem.checkpoint.nearby_ledger import Ledger
 from jaxmem.checkpoint.nearby_read import NearbyFailed
 from jaxmem.checkpoint.nearby_remote import OrbaxRemote
@@ -50,23 +50,6 @@ def filled(structs, seed: int = 0):
         raw = generator.integers(0, 1 << 14, leaf.shape) if leaf.dtype == np.int32 else generator.standard_normal(leaf.shape)
         return jax.device_put(raw.astype(leaf.dtype), leaf.sharding)
     return jax.tree.map(one, structs)
-
-
-class Together:
-    """An exchange between threads; the thread of process i calls `for_process(i)`."""
-
-    def __init__(self, count: int) -> None:
-        self._barrier, self._texts = threading.Barrier(count, timeout=60), [""] * count
-
-    def for_process(self, process: int):
-        def exchange(text: str) -> list[str]:
-            self._texts[process] = text
-            self._barrier.wait()
-            found = list(self._texts)
-            self._barrier.wait()
-            return found
-        exchange.host = "127.0.0.1"
-        return exchange
 
 
 @dataclass(frozen=True)
@@ -113,11 +96,11 @@ def restore(saved: Saved, survivors: list[int], plan: str, remotes=None) -> tupl
     """The state on the survivors' devices, renumbered from 0, through a thread for each."""
     devices = [d for i in survivors for d in jax.devices()[2 * i:2 * i + 2]]
     wanted = abstract(plan, devices)
-    together, remote = Together(len(survivors)), OrbaxRemote(saved.remote)
+    together, remote = among_threads(len(survivors)), OrbaxRemote(saved.remote)
 
     def one(process: int):
         nearby = Nearby(saved.folders[survivors[process]], process=process, process_of=lambda device: devices.index(device) // 2,
-                        exchange=together.for_process(process))
+                        exchange=together[process])
         return nearby.read(wanted, STEP, remotes[process] if remotes else remote, saved.digests)
     with concurrent.futures.ThreadPoolExecutor(len(survivors)) as pool:
         found = list(pool.map(one, range(len(survivors))))
@@ -294,13 +277,13 @@ def test_a_failure_in_one_process_ends_the_restore_in_all(saves, tmp_path):
     class Broken:
         def read(self, path, box):
             raise OSError("bucket is gone")
-    devices, together = jax.devices()[:6], Together(3)
+    devices, together = jax.devices()[:6], among_threads(3)
     wanted = abstract("fsdp=6", devices)
     remotes = [OrbaxRemote(saved.remote), OrbaxRemote(saved.remote), Broken()]  # process 2 alone will hold what is missing
 
     def one(process: int) -> str:
         nearby = Nearby(saved.folders[process], process=process, process_of=lambda device: devices.index(device) // 2,
-                        exchange=together.for_process(process))
+                        exchange=together[process])
         with pytest.raises(NearbyFailed) as error:
             nearby.read(wanted, STEP, remotes[process], saved.digests)
         return str(error.value)
@@ -309,12 +292,12 @@ def test_a_failure_in_one_process_ends_the_restore_in_all(saves, tmp_path):
 
 
 def test_processes_that_want_different_states_are_refused(saves, tmp_path):
-    saved, together = saves("fsdp=8", tmp_path), Together(2)
+    saved, together = saves("fsdp=8", tmp_path), among_threads(2)
     devices = jax.devices()[:4]
 
     def one(process: int) -> None:
         nearby = Nearby(saved.folders[process], process=process, process_of=lambda device: devices.index(device) // 2,
-                        exchange=together.for_process(process))
+                        exchange=together[process])
         with pytest.raises(NearbyFailed, match=r"they want steps \[40, 41\]"):
             nearby.read(abstract("fsdp=4", devices), STEP + process, OrbaxRemote(saved.remote), saved.digests)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import urllib.error
 import urllib.request
 
@@ -147,6 +148,16 @@ def test_strangers_get_nothing(tmp_path):
             error.value.close()
     with serving(lambda path, box: W, "127.0.0.1") as other:
         assert other.partition("/")[2] != token
+
+
+def test_over_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with serving(lambda path, box: W, "::1") as address:
+        assert address.startswith("[::1]:")
+        np.testing.assert_array_equal(fetch(address, "w", ((0, 4), (0, 6)), W.dtype), W)
 
 
 def test_damage_on_the_way_is_noticed(monkeypatch):
