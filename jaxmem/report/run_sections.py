@@ -35,7 +35,7 @@ def predicted(run: Run) -> Markup:
         memory = event["kind"] == "memory"
         names = ("predicted_bytes", "measured_bytes") if memory else ("predicted_s", "measured_s")
         predicted, measured = (finite(event.get(name)) for name in names)
-        key = (event["kind"], predicted, measured, event.get("backend"))
+        key = (event["kind"], predicted, measured, str(event.get("backend")))
         if key in seen:
             continue
         seen.add(key)

@@ -71,11 +71,17 @@ def render_list(runs: Sequence[Summary], width: int = 100, color: bool | None = 
         lines.append(head)
         for run, line in zip(sound, laid, strict=True):
             lines += [line, _asked(run, width)]
-            lines += [clip([("  ! ", "yellow"), (flat_text(problem), "dim")], width) for problem in run.problems]
+            lines += _problems(run, width)
     for run in runs:
         if run.damaged is not None:
-            lines.append(clip([(flat_text(run.folder), "bold"), ("  cannot be read: ", "red"), (flat_text(run.damaged), "")], width))
+            name = flat_text(run.folder)
+            lines.append([(shorten(name, width - 16, "middle"), "bold"), ("  cannot be read", "red")])
+            lines += _problems(run, width) or [[("  ! ", "yellow"), (flat_text(run.damaged), "dim")]]
     return paint(lines, colored() if color is None else color)
+
+
+def _problems(run: Summary, width: int) -> list[Line]:
+    return [clip([("  ! ", "yellow"), (flat_text(problem), "dim")], width) for problem in run.problems]
 
 
 def _asked(run: Summary, width: int) -> Line:

@@ -31,7 +31,8 @@ def test_of_many_steps_eight_and_a_loss_that_is_not_finite_is_none(tmp_path):
 
 def test_what_makes_runs_hard_to_compare(tmp_path):
     a = read_run(write(tmp_path / "a", [train(1, 1)], [start(0)]))
-    b = read_run(write(tmp_path / "b", [train(5, 1)], [start(0, backend="tpu v5e")], workload="model=gpt2,optimizer=adamw,batch=8,seq=1024"))
+    other = "model=gpt2,optimizer=adamw,batch=8,seq=1024"
+    b = read_run(write(tmp_path / "b", [train(5, 1)], [start(0, backend="tpu v5e")], workload=other))
     assert compare([a, b]).notes == [
         "no step is in all of them: losses cannot be compared",
         "workload differs: the same step is not the same work",

@@ -63,7 +63,8 @@ def test_lines_that_are_json_but_no_metrics(folder):
 
 
 def test_values_that_are_no_numbers():
-    metrics = Metrics.of([train(1, 1), train(2, 2, loss=None), train(3, 3, loss=math.nan), train(4, 4, loss=math.inf), train(5, 5, loss="x")])
+    odd = (None, math.nan, math.inf, "x")
+    metrics = Metrics.of([train(1, 1), *(train(step, step, loss=value) for step, value in enumerate(odd, 2))])
     assert [finite(value) for value in metrics.train.column("loss")] == [4.9, None, None, None, None]
     assert metrics.train.column("loss")[3] == math.inf
     assert metrics.train.last("loss") is None and metrics.train.at("loss", 1) == 4.9
@@ -127,7 +128,8 @@ def test_looking_does_not_keep_the_lock(folder):
         pass
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3))
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3))
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["kind", "step", "loss", "time", "x"]), JSON | st.sampled_from(["train", "eval"]))))
