@@ -4,7 +4,8 @@
   jaxmem runs FOLDER ...               those under other folders
   jaxmem runs compare RUN RUN ...      differences of configuration, loss, speed, memory and goodput
 
-Everything is read from the files of the runs. Losses, speed and memory are measured, unless a head says compile or estimate.
+Everything is read from the files of the runs. Losses, speed and memory are measured, unless a head
+says compile or estimate.
 """
 
 import json
