@@ -127,10 +127,9 @@ class Place:
         return (*shape[:-1], shape[-1] * self.part[1])
 
     @property
-    def order(self) -> tuple[int, ...]:
-        """Transposes the tensor's dims, none joined, into the parameter's (without layers where there is a tensor a layer)."""
-        stored = [d for group in self.groups for d in group]
-        return tuple(stored.index(d) for d in self.dims if d in stored)
+    def turned(self) -> bool:
+        """The parameter is the tensor's matrix transposed, and otherwise it has the tensor's dims in their order."""
+        return len(self.groups) == 2 and self.dims[-len(self.groups[0]):] == self.groups[0] != self.groups[1]
 
     def name(self, layer: int) -> str:
         return self.tensor.replace(LAYER, str(layer))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxmem import spec
-from jaxmem.checkpoint.formats import config_json
+from jaxmem.checkpoint.formats import config_json, turning
 from jaxmem.checkpoint.formats.folder import DTYPES, Folder, Index, read_json
 from jaxmem.checkpoint.formats.layouts import HUGGING_FACE, Place, by_layer, expected, places
 from jaxmem.models.configs import DecoderConfig
@@ -100,18 +100,19 @@ def _part(files: Folder, place: Place, index: Index, dtype: np.dtype | None) -> 
         shape += [len(asked), *(place.size[d] for d in rest)]
         within += [slice(None), *(slice(ranges[d].start, ranges[d].stop) for d in rest)]
 
-    def one(layer: int) -> np.ndarray:
-        return files.take(place.name(layer), tuple(stored)).reshape(shape)[tuple(within)].transpose(place.order)
-    if not place.per_layer:
-        whole = one(0)
-        return np.ascontiguousarray(whole, dtype=dtype or whole.dtype)
-    layers = ranges["layers"]
+    layers, turned = (ranges["layers"] if place.per_layer else [0]), place.turned
     if dtype is None:  # layers of unlike dtypes meet in f32, which holds all of them
         dtypes = {DTYPES[files.tensors[place.name(layer)][1]] for layer in layers}
         dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
     out = np.empty([len(ranges[d]) for d in place.dims], dtype)
     for i, layer in enumerate(layers):
-        out[i] = one(layer)
+        into = out[i] if place.per_layer else out
+        found = files.take(place.name(layer), tuple(stored)).reshape(shape)[tuple(within)]
+        if turned:
+            rows = math.prod(len(ranges[d]) for d in place.groups[0])
+            turning.turned(found.reshape(rows, -1), into.reshape(-1, rows))
+        else:
+            into[...] = found.reshape(into.shape)
     return out
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxmem.checkpoint.formats import config_json
+from jaxmem.checkpoint.formats import config_json, turning
 from jaxmem.checkpoint.formats.folder import INDEX, SINGLE
 from jaxmem.checkpoint.formats.layouts import Place, places
 from jaxmem.models.configs import DecoderConfig, parameter_shapes
@@ -149,33 +149,28 @@ def _loaded(value: Any) -> Any:
 
 
 def _host(value: Any, layer: int | None) -> np.ndarray:
-    """One layer of a parameter, or all of it. From devices through a copy: an array that was looked at keeps its host copy."""
-    if not isinstance(value, jax.Array):
-        return np.asarray(value if layer is None else value[layer])
-    return np.asarray(jnp.copy(value) if layer is None else _layer(value, layer))
+    """One layer of a parameter, or all of it. All of it from a copy: a JAX array that was looked at keeps what was seen."""
+    if layer is not None:
+        return np.asarray(value[layer])
+    return np.asarray(jnp.copy(value) if isinstance(value, jax.Array) else value)
 
 
 def _cast(path: str, value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     try:
         with np.errstate(over="raise"):
-            return value.astype(dtype)
+            return value.astype(dtype, copy=False)
     except FloatingPointError:
         raise InputError(f"{path}: values beyond the range of {dtype}; use bf16 or f32") from None
 
 
-@jax.jit
-def _layer(stacked: jax.Array, layer: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
-
-
 def _stored(place: Place, value: np.ndarray) -> np.ndarray:
-    """A parameter's (or its layer's) array with the tensor's dims; a stacked tensor's layer without the first."""
-    stored = [d for group in place.groups for d in group]
-    dims = [d for d in place.dims if d in stored]
-    if len(dims) > value.ndim:  # one layer of a tensor that holds all: same order, nothing joined
+    """A parameter's (or its layer's) array with the tensor's dims; a layer of a tensor that holds all layers as it is."""
+    if not place.per_layer and "layers" in place.dims:
         return value
-    shape = [math.prod(place.size[d] for d in group) for group in place.groups]
-    return value.transpose([dims.index(d) for d in stored]).reshape(shape)
+    columns = math.prod(place.size[d] for d in place.groups[-1])
+    if place.turned:
+        return turning.turned(value.reshape(columns, -1), np.empty((value.size // columns, columns), value.dtype))
+    return value.reshape(*([] if len(place.groups) == 1 else [-1]), columns)
 
 
 def _unlike(flat: Mapping[str, Any], config: DecoderConfig) -> list[str]:

@@ -20,6 +20,7 @@ from jaxmem.checkpoint.formats import reading
 from jaxmem.checkpoint.formats.folder import Folder
 from jaxmem.checkpoint.formats.layouts import by_layer, places
 from jaxmem.checkpoint.formats.reading import read, read_into
+from jaxmem.checkpoint.formats.turning import turned
 from jaxmem.checkpoint.formats.writing import write
 from jaxmem.hardware import parse_topology
 from jaxmem.optim.dims import flatten
@@ -68,6 +69,21 @@ def test_everything_that_is_wrong_is_in_one_error(tmp_path):
         "shape: model.layers.1.self_attn.o_proj.weight is [64, 24], expected [24, 64]",
         "dtype: model.norm.weight is I8, expected F32, BF16, F16",
     ]
+
+
+@pytest.mark.parametrize("layout", TINY)
+def test_every_tensor_has_its_parameters_dims_in_order_or_turned(layout):
+    for place in places(layout, config_for(layout)).values():
+        stored = [d for group in place.groups for d in group]
+        own = [d for d in place.dims if d in stored]
+        assert own == ([*place.groups[1], *place.groups[0]] if place.turned else stored), place.path
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 3), (17, 40), (100, 33)])
+def test_turned_is_transposed_and_cast(shape):
+    matrix = np.random.default_rng(0).normal(size=shape).astype(np.float16)
+    found = turned(matrix, np.full(shape[::-1], np.nan, np.float32))
+    np.testing.assert_array_equal(found, matrix.T.astype(np.float32))
 
 
 def test_layers_are_named_in_runs():
