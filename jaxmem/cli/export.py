@@ -1,10 +1,11 @@
-"""a run's parameters as a folder of safetensors, in a Hugging Face layout or under jaxmem's own names.
+"""a run's parameters as safetensors, in a Hugging Face layout or under jaxmem's own names.
 
   jaxmem export --run=runs/first --out=weights
   jaxmem export --run=runs/first --step=200 --layout=llama --dtype=bf16 --out=weights
 
-The folder has config.json and files of 5 GB at most, and appears when it is complete. transformers loads the layouts llama, gpt2,
-qwen2 and qwen3; jaxmem train --init_from=FOLDER begins from any of them. Runs on the CPU, beside a run that is going on.
+The folder has config.json and files of 5 GB at most, and appears when it is complete.
+transformers loads the layouts llama, gpt2, qwen2 and qwen3; jaxmem train --init_from=FOLDER
+begins from any. Runs on the CPU, also beside a run that is going on.
 """
 
 import os
