@@ -57,13 +57,16 @@ class Summary:
 
 
 def status(run: Run) -> str:
-    """What has become of a run: from its lock and from its last `end`."""
-    if run.holder is not None:
-        return "running"
+    """What has become of a run: from its last `end`, and from its lock."""
     found = attempts(run.events, run.metrics)
+    end = found[-1].end if found else None
+    if run.holder is not None:
+        # Who took the lock before that end wrote it, and is about to go; who took it later has begun again.
+        taken, ended = finite(run.holder.get("time")), finite(end.get("time")) if end else None
+        if taken is None or ended is None or taken > ended:
+            return "running"
     if not found:
         return "not started"
-    end = found[-1].end
     if end is None:
         return "killed"
     word = str(end.get("status"))

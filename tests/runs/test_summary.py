@@ -39,7 +39,11 @@ def test_a_finished_run(tmp_path):
 def test_status_by_the_last_end_and_by_the_lock(tmp_path, last, expected):
     folder = write(tmp_path / "run", [train(1, 5)], [start(1), *last])
     assert status(read_run(folder)) == expected
-    with held(folder):
+    with held(folder):  # taken at 1000, after all of that
+        assert status(read_run(folder)) == "running"
+    with held(folder, time=0.5):  # and before: it lives still, but what it did has ended
+        assert status(read_run(folder)) == ("running" if expected == "killed" else expected)
+    with held(folder, time=None):
         assert status(read_run(folder)) == "running"
     assert status(read_run(folder)) == expected
 
