@@ -19,12 +19,12 @@ SEQ = 4
 
 
 def numbered(rows, read=None):
-    """Row i is i, i, i, ... in tokens, and -i - 1 in targets; the numbers of the rows that are read go to `read`."""
+    """Row i is i, i, i, ... in tokens, and i + 100 in targets; the numbers of the rows that are read go to `read`."""
     def row(i):
         assert 0 <= i < rows
         if read is not None:
             read.append(i)
-        return {name: np.full(SEQ, -i - 1 if name == "targets" else i, np.int32) for name in text_fields(SEQ)}
+        return {name: np.full(SEQ, i + 100 if name == "targets" else i, np.int32) for name in text_fields(SEQ)}
     return Data(name="numbers", kind="text", rows=rows, fields=text_fields(SEQ), fingerprint="", row=row, described="")
 
 
@@ -112,7 +112,7 @@ def test_the_batch_is_the_same_on_every_mesh(spec, shape):
                 np.testing.assert_array_equal(shard.data, expected[name][shard.index])
     # row_numbers come from grain alone, and the content from the data's definition
     assert expected["tokens"][:, 0].tolist() == batches.row_numbers(2)
-    assert (expected["targets"] == -expected["tokens"] - 1).all()
+    assert (expected["targets"] == expected["tokens"] + 100).all()
 
 
 @pytest.mark.parametrize("spec,shape", SHARDINGS)
@@ -198,7 +198,7 @@ def test_evaluation_is_every_row_once_in_order_and_its_padding_has_no_targets(sp
     found = list(eval_batches(numbered(21), 8, over(spec, shape)))
     tokens, targets = (np.concatenate([np.asarray(batch[name]) for batch in found]) for name in ("tokens", "targets"))
     assert tokens[:, 0].tolist() == [*range(21), 0, 0, 0]
-    assert (targets[:21] == -tokens[:21] - 1).all() and (targets[21:] == -1).all()
+    assert (targets[:21] == tokens[:21] + 100).all() and (targets[21:] == -1).all()
 
 
 def test_evaluation_reads_no_more_than_its_limit():

@@ -33,11 +33,12 @@ def test_the_choice_is_by_content_not_by_order_or_number():
 
 
 def test_equal_documents_are_on_one_side():
-    documents = some(100, 50)
-    parts = split_documents(join(documents + documents, wide=False), at_least=1)
-    train, held = ({tuple(d) for d in lists(parts[name])} for name in ("train", "eval"))
-    assert len(held) >= 3 and not train & held
-    assert len(train | held) == 100
+    for seed in range(20):  # in some of them the budget ends between two copies
+        documents = some(100, 50, seed)
+        parts = split_documents(join(documents * 3, wide=False), at_least=1)
+        train, held = ({tuple(d) for d in lists(parts[name])} for name in ("train", "eval"))
+        assert len(held) >= 3 and not train & held
+        assert len(train | held) == 100
 
 
 @pytest.mark.parametrize("size,at_least,tail", [(1000, 1, 50), (1000, 128, 128), (100, 128, 50), (4, 128, 2)])

@@ -81,8 +81,11 @@ def test_ids_do_not_depend_on_how_many_documents_go_through_at_once(folder, tmp_
 def test_the_fingerprint_sees_the_tokenizer(folder, tmp_path):
     train_bpe().save(str(tmp_path / "a.json"))
     train_bpe(special=("</s>", "<unk>")).save(str(tmp_path / "b.json"))
-    names = [f"text:{folder}", f"text:{folder},tokenizer={tmp_path}/a.json", f"text:{folder},tokenizer={tmp_path}/b.json"]
-    assert len({open_data(name, seq=64, vocab=512).fingerprint for name in names}) == 3
+    same_ids = train_bpe()
+    same_ids.enable_truncation(9)
+    same_ids.save(str(tmp_path / "c.json"))
+    names = [f"text:{folder}", *(f"text:{folder},tokenizer={tmp_path}/{name}.json" for name in "abc")]
+    assert len({open_data(name, seq=64, vocab=512).fingerprint for name in names}) == 4
 
 
 def test_errors(folder, tmp_path, monkeypatch):
