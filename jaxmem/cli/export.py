@@ -1,4 +1,4 @@
-"""a run's parameters as safetensors, in a Hugging Face layout or under jaxmem's own names.
+"""a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own.
 
   jaxmem export --run=runs/first --out=weights
   jaxmem export --run=runs/first --step=200 --layout=llama --dtype=bf16 --out=weights

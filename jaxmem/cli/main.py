@@ -16,7 +16,7 @@ from jaxmem.spec import InputError, nearest
 VERBS = {
     "check": "does it fit a topology, where does the memory go, how fast is a step, what to change",
     "train": "run what was checked, and survive: data, checkpoints, faults, resume",
-    "export": "a run's parameters as safetensors, in a Hugging Face layout or under jaxmem's own names",
+    "export": "a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own",
     "diff": "what changed between two checks",
     "runs": "the runs of a folder: list them, or compare some side by side",
     "report": "a run as one HTML page: curves, what happened, memory, goodput",

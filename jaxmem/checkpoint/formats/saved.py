@@ -30,6 +30,7 @@ class Saved:
 def saved_params(checkpoints: pathlib.Path, step: int | None = None) -> Saved:
     """Of the latest committed step, or of `step`. Raises InputError when it is not there; a parameter raises it when it is loaded and is
     not what was written."""
+    checkpoints = checkpoints.absolute()  # Orbax refuses others
     steps = committed_steps(checkpoints)
     if not steps:
         raise InputError(f"{checkpoints} holds no committed checkpoint")

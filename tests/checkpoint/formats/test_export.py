@@ -67,6 +67,12 @@ def test_a_runs_parameters_come_out_bit_for_bit(trained, layout, flags, step, tm
     assert described["model_type"] == layout and described.get("max_position_embeddings") == (512 if layout == "llama" else None)
 
 
+def test_relative_folders_are_taken(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(trained[0].parent)
+    status, _, err = run(capsys, f"--run={trained[0].name}", f"--out={tmp_path / 'out'}")
+    assert (status, err) == (0, "")
+
+
 def test_what_was_exported_is_what_init_from_reads(trained, tmp_path, capsys):
     folder, kept = trained
     assert run(capsys, f"--run={folder}", f"--out={tmp_path / 'out'}", "--dtype=f32")[0] == 0
