@@ -207,7 +207,7 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
         grads = jax.tree.map(with_sharding, params, shardings("gradients"))
         table["gradients"] = make("gradients", gradients, (state["params"], batch), out_shardings=(whole, shardings("gradients")))
         table["update"] = make("update", update, (state, scalar, grads, hyper), out_shardings=(state_shardings, metrics),
-                               donate_argnums=(0, 2))
+                               donate_argnums=(0,))
     table["eval"] = make("eval", evaluate, (state["params"], batch), out_shardings={"loss_sum": whole, "tokens": whole})
     table["save"] = make("save", save, (state,), out_shardings=host)
     return Programs(programs=table, mesh=mesh, state=state, batch=batch, attention=implementation)

@@ -25,6 +25,7 @@ from jaxmem import schedules, step
 from jaxmem.checkpoint import lazy
 from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.keep import Keep
+from jaxmem.checkpoint.nearby import Nearby
 from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store
 from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.data import Batches, eval_batches, open_data
@@ -93,7 +94,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     if set(data.fields) != set(step.BATCH_FIELDS):
         raise InputError(f"--data={s.data} gives {', '.join(data.fields)}, and {s.workload.model_name} takes "
                          f"{', '.join(step.BATCH_FIELDS)}")
-    programs = step.build(s.workload, s.plan, s.topology, jax.devices())
+    programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
     with watchdog.allow(SLOW_S), log.phase("compile"):
@@ -108,7 +109,13 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.event("commit", **dataclasses.asdict(commit))
         faults.on_committed(commit.step, folder.checkpoints / str(commit.step))
 
-    store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_commit=on_commit, timeout_s=2 * s.watchdog_s)
+    def note(text: str) -> None:
+        log.event("note", text=text)
+        log.say(text)
+
+    nearby = Nearby(pathlib.Path(s.local_checkpoints) / folder.run_id) if s.local_checkpoints else None
+    store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_started=faults.on_save_started, on_commit=on_commit,
+                  on_note=note, nearby=nearby, timeout_s=2 * s.watchdog_s)
     snapshots = lazy.Snapshots()
     skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
     given_skips = len(s.skip)
@@ -127,6 +134,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                     state = with_imported(state, s, programs)
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
             check_same_data(found, data.fingerprint, s)
+            if found.ledger is not None:
+                log.event("ledger", step=found.step, local_bytes=found.ledger.local_bytes, peer_bytes=found.ledger.peer_bytes,
+                          remote_bytes=found.ledger.remote_bytes, state_bytes=found.ledger.state_bytes, notes=found.ledger.notes)
             guard = found.meta["guard"]
             return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
 
@@ -195,7 +205,6 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 found, not_finite = digests(state)
                 if not_finite:
                     raise Bad(at, after - 1, f"{not_finite} numbers of the state are not finite")
-                faults.on_save_started(at)
                 store.save(at, state, meta(at, after, found), wait=wait or s.snapshot == "sync")
             except SaveFailed as failure:
                 save_failed(failure)
@@ -238,7 +247,6 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             raise Bad(taken.step, taken.meta["position"] - 1, f"{not_finite} numbers of the state are not finite")
         begin = time.monotonic()
         try:
-            faults.on_save_started(taken.step)
             store.save(taken.step, taken.state, taken.meta | meta(taken.step, taken.meta["position"], found)
                        | {"eval_loss": taken.meta["eval_loss"]}, wait=False)
         except SaveFailed as failure:

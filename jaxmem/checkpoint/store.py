@@ -24,6 +24,10 @@ from jax.experimental import multihost_utils
 
 from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.keep import Keep
+from jaxmem.checkpoint.nearby import Nearby
+from jaxmem.checkpoint.nearby_ledger import Ledger
+from jaxmem.checkpoint.nearby_read import NearbyFailed
+from jaxmem.checkpoint.nearby_remote import OrbaxRemote
 from jaxmem.optim.dims import names
 from jaxmem.spec import InputError
 
@@ -44,6 +48,7 @@ class Restored:
     state: Any
     meta: Meta
     refused: tuple[tuple[int, str], ...]  # newer steps that could not be used, and why
+    ledger: Ledger | None  # what came from where, with local checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +59,16 @@ class Commit:
 
 
 class Store:
-    """`run_id` marks what this run wrote: nothing else is ever deleted. `on_commit(Commit)` is called in a thread of its own."""
+    """`run_id` marks what this run wrote: nothing else is ever deleted. `on_started(step)` is called when a save is in flight: its arrays
+    are on the host and its commit is to come. `on_commit(Commit)` and `on_note(text)` (what went wrong and
+    changed nothing) are called in a thread of their own. `nearby`: this process's local copies, which are read first."""
 
-    def __init__(self, directory: pathlib.Path, *, keep: Keep, run_id: str, on_commit: Callable[[Commit], None] | None = None,
-                 timeout_s: float = 1200) -> None:
+    def __init__(self, directory: pathlib.Path, *, keep: Keep, run_id: str, on_started: Callable[[int], None] | None = None,
+                 on_commit: Callable[[Commit], None] | None = None, on_note: Callable[[str], None] | None = None,
+                 nearby: Nearby | None = None, timeout_s: float = 1200) -> None:
         self.directory, self.keep, self.run_id, self._on_commit = directory, keep, run_id, on_commit
+        self._on_started = on_started or (lambda step: None)
+        self._nearby, self._note = nearby, on_note or (lambda text: None)
         self._primary = jax.process_index() == 0
         if self._primary:
             directory.mkdir(parents=True, exist_ok=True)
@@ -87,13 +97,22 @@ class Store:
         except (OSError, ValueError, RuntimeError) as error:
             self._orbax.wait_until_finished()
             raise SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}") from error
+        self._on_started(step)
+        shards = self._nearby.shards_of(state) if self._nearby else None
 
         def finish() -> None:
+            if self._nearby and shards is not None:
+                try:
+                    self._nearby.keep(step, shards, meta["digests"])
+                except OSError as error:
+                    self._note(f"no local copy of step {step}: {_first_line(error)}")
             try:
                 self._orbax.wait_until_finished()
             except Exception as error:  # noqa: BLE001 - whatever a background write raises is this save's failure
                 self._failure = SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}")
                 return
+            if self._nearby:
+                self._nearby.committed(step)
             if self._on_commit:
                 self._on_commit(Commit(step=step, seconds=time.monotonic() - start, bytes=tree_bytes(state)))
             if self._primary:
@@ -143,21 +162,33 @@ class Store:
             if isinstance(found, str):
                 refused.append((candidate, found))
             else:
-                state, meta = found
-                return Restored(step=candidate, state=state, meta=meta, refused=tuple(refused))
+                state, meta, ledger = found
+                return Restored(step=candidate, state=state, meta=meta, refused=tuple(refused), ledger=ledger)
         if refused:
             raise InputError("no checkpoint can be read:\n" + "\n".join(f"step {s}: {why}" for s, why in refused))
         return None
 
-    def _read(self, step: int, abstract: Any) -> tuple[Any, Meta] | str:
+    def _read(self, step: int, abstract: Any) -> tuple[Any, Meta, Ledger | None] | str:
         """State and meta, or why not: the same in every process, for a process that gave up alone would leave the others waiting."""
         path, state, meta, why = self.directory / str(step), None, {}, ""
         try:
             meta = read_meta(path)
-            state = read_tree(path / "state", abstract)
+            check_same(path, abstract)
         except InputError:
             raise  # another model: the same everywhere
-        except Exception as error:  # noqa: BLE001 - zstd, tensorstore, json and the file system each have their own
+        except Exception as error:  # noqa: BLE001 - json, tensorstore and the file system each have their own
+            why = _first_line(error)
+        if problem := first_of(why):
+            return problem
+        if self._nearby:
+            try:
+                state, ledger = self._nearby.restore(abstract, step, OrbaxRemote(path / "state"), meta["digests"])
+                return state, meta, ledger
+            except NearbyFailed as error:
+                self._note(f"local copies of step {step} were of no use ({_first_line(error)}); reading all of it from {path}")
+        try:
+            state = read_tree(path / "state", abstract)
+        except Exception as error:  # noqa: BLE001
             why = _first_line(error)
         if problem := first_of(why):
             return problem
@@ -165,7 +196,7 @@ class Store:
         wrong = [name for name, value in found.items() if meta["digests"].get(name) != value]
         if wrong:
             return f"{len(wrong)} of {len(found)} arrays differ from what was written, {wrong[0]} among them"
-        return state, meta
+        return state, meta, None
 
     # ---- deleting: only what this run wrote
 
@@ -224,24 +255,24 @@ def read_meta(path: pathlib.Path) -> Meta:
     return json.loads((path / "meta" / "metadata").read_text())
 
 
-def read_tree(path: pathlib.Path, abstract: Any) -> Any:
-    """The arrays of `abstract` (any part of the saved tree), each with the sharding that it has there.
-
-    Without Orbax's barriers, so that a process that fails does not leave the others waiting. Raises InputError when the saved arrays
-    have other shapes or dtypes.
-    """
-    handler = ocp.PyTreeCheckpointHandler()
-    saved = {"/".join(names(p)): m for p, m in jax.tree_util.tree_flatten_with_path(handler.metadata(path).tree)[0]}
+def check_same(path: pathlib.Path, abstract: Any) -> None:
+    """Raises InputError when the step folder `path` holds arrays of other shapes or dtypes than `abstract`, any part of the saved tree."""
+    saved = {"/".join(names(p)): m for p, m in jax.tree_util.tree_flatten_with_path(ocp.PyTreeCheckpointHandler().metadata(
+        path / "state").tree)[0]}
     wanted = {"/".join(names(p)): x for p, x in jax.tree_util.tree_flatten_with_path(abstract)[0]}
     problems = [f"{name}: {'not saved' if name not in saved else f'saved as {saved[name].dtype}{list(saved[name].shape)}'}, "
                 f"wanted {x.dtype}{list(x.shape)}" for name, x in wanted.items()
                 if name not in saved or tuple(saved[name].shape) != x.shape or saved[name].dtype != x.dtype]
     if problems:
         more = f"\nand {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise InputError(f"{path.parent}: another model or optimizer was saved there{saved_as(path.parent)}:\n"
-                         + "\n".join(problems[:5]) + more)
-    arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
-    return handler.restore(path, args=ocp.args.PyTreeRestore(item=abstract, restore_args=arguments, partial_restore=True))
+        raise InputError(f"{path}: another model or optimizer was saved there{saved_as(path)}:\n" + "\n".join(problems[:5]) + more)
+
+
+def read_tree(path: pathlib.Path, abstract: Any) -> Any:
+    """The arrays of `abstract` (any part of the tree that the folder `path` holds), each with the sharding that it has there. Without
+    Orbax's barriers, so that a process that fails does not leave the others waiting."""
+    return ocp.PyTreeCheckpointHandler().restore(path, args=ocp.args.PyTreeRestore(
+        item=abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True))
 
 
 def saved_as(path: pathlib.Path) -> str:

@@ -158,6 +158,7 @@ def _start(settings: Settings, place: Any) -> None:
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache.root() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart compiles nothing
     processes = place.processes if place is not None and place.processes else 1
     cpu = settings.topology.devices if settings.topology.chip.kind == "cpu" else None
     if cpu is not None and cpu % processes:
