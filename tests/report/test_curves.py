@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from jaxmem.report.curves import thin, tick_text, ticks, value_range
 
-VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=400)
+VALUES = st.lists(st.floats() | st.sampled_from([math.nan, math.inf]), min_size=1, max_size=200)
 
 
-@given(VALUES, st.integers(5, 60))
+@given(VALUES, st.integers(5, 20))
 def test_thinned_curves_keep_their_extremes_ends_and_gaps(values, most):
     steps = [7 * i + 3 for i in range(len(values))]
     points = thin(steps, values, most)

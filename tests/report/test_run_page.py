@@ -12,6 +12,7 @@ from report.browser import Browser, chromium
 from report.test_html import NASTY, Page
 from runs.hand_made import event, held, killed_and_resumed, phase, start, train, write
 
+from jaxmem.report.run_charts import Curve, chart
 from jaxmem.report.run_events import happenings
 from jaxmem.report.run_page import render, render_svg_curve
 from jaxmem.runs.reading import read_run
@@ -23,7 +24,8 @@ def busy() -> tuple[list[dict], list[dict]]:
     """Every kind of event, a rollback, a loss that is not finite, and a second start under another plan."""
     metrics, events = killed_and_resumed()
     metrics[2]["loss"] = math.nan
-    events[9:9] = [event("corrupt", 1024, 1, step=6, reason="params/embed: digest 12 is not 34")]
+    events.insert(5, event("memory", 1008, predicted_bytes=5 << 20, measured_bytes=None, backend="cpu"))
+    events[10:10] = [event("corrupt", 1024, 1, step=6, reason="params/embed: digest 12 is not 34")]
     events[-1:] = [
         event("fault", 1029, 1, text="nan:step=9", process=1),
         event("rollback", 1029, 1, step=9, to=8, skip=[8, 9], reason="the loss is not finite"),
@@ -79,6 +81,7 @@ def test_sections_and_figures(folder):
         "Loss 4.0000 measure Evaluation loss 4.5000 measure Step 1.000 s measure Tokens a second 512 measure MFU — Device memory 1.43 MiB",
         "The loss is not finite at 1 step, the first is 3.",
         "peak memory of a device 1.91 MiB compile 1.43 MiB measure 0.75 cpu 1",
+        "peak memory of a device 5.00 MiB compile — — — cpu 0",
         "a step — — 1.000 s measure — cpu 1",
         "steps that count 10.0 s 27.0% compiling 8.000 s 21.6%",
         "not running 6.000 s 16.2%",
@@ -147,8 +150,8 @@ def test_what_is_under_the_pointer_is_the_file(folder):
     assert loss["last"] == 10 and loss["curves"][0]["x"] == list(range(1, 11))
     assert loss["curves"][0]["y"] == [None if math.isnan(line["loss"]) else pytest.approx(line["loss"]) for line in lines]
     assert loss["curves"][1] | {"colour": ""} == {"label": "evaluation loss", "colour": "", "x": [10], "y": [4.5]}
-    for chart, name in ((norm, "grad_norm"), (rate, "lr"), (seconds, "step_s"), (tokens, "tokens_per_s")):
-        assert chart["curves"][0]["y"] == [line[name] for line in lines]
+    for drawn, name in ((norm, "grad_norm"), (rate, "lr"), (seconds, "step_s"), (tokens, "tokens_per_s")):
+        assert drawn["curves"][0]["y"] == [line[name] for line in lines]
 
 
 def test_a_gap_breaks_the_line_and_a_point_between_gaps_is_a_dot(tmp_path):
@@ -158,6 +161,11 @@ def test_a_gap_breaks_the_line_and_a_point_between_gaps_is_a_dot(tmp_path):
     xs = re.findall(r"([ML])([\d.]+),", line)
     assert [(move, round(float(x) * 7 / 1000)) for move, x in xs] == [("M", 1), ("L", 2), ("M", 4), ("M", 6), ("L", 7)]
     assert [round(float(x) * 7 / 1000) for x in re.findall(r"M([\d.]+),", dots)] == [4]
+
+
+def test_a_label_cannot_end_the_script():
+    text = chart([Curve(label="</script><b>", steps=[1], values=[1.0], colour="red")], 1, reads="number", label="x")
+    assert charts(text)[0]["curves"][0]["label"] == "</script><b>"
 
 
 def test_an_empty_run_and_a_run_of_one_step(tmp_path):
@@ -233,7 +241,7 @@ def test_a_hundred_thousand_steps_stay_small_and_keep_their_extremes(tmp_path):
     text = render(folder)
     assert len(text) < 400_000
     drawn = charts(text)
-    assert all(len(curve["x"]) <= 2000 for chart in drawn for curve in chart["curves"])
+    assert all(len(curve["x"]) <= 2000 for one in drawn for curve in one["curves"])
     loss = drawn[0]["curves"][0]
     assert (min(loss["y"]), max(loss["y"])) == (min(losses), max(losses)) and (loss["x"][0], loss["x"][-1]) == (1, 100_000)
 
@@ -287,7 +295,7 @@ def show(browser, tmp_path):
 @needs_browser
 @pytest.mark.parametrize("width", [400, 1400])
 def test_it_fits_the_window(show, folder, tmp_path, width):
-    long = write(tmp_path / "long", [train(step * 1000, step, loss=5e8 / step) for step in range(1, 100)], [start(0)], workload="x" * 300)
+    long = write(tmp_path / "long", [train(step * 1000, step, loss=5e8 / step) for step in range(1, 101)], [start(0)], workload="x" * 300)
     for run in (folder, long, write(tmp_path / "fresh", [], [])):
         page = show(run, width=width)
         assert page.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
@@ -295,6 +303,9 @@ def test_it_fits_the_window(show, folder, tmp_path, width):
             .filter(e => e.offsetParent && e.getBoundingClientRect().right > right + 0.5).map(e => e.outerHTML)
         )(document.documentElement.clientWidth)"""
         assert page.value(overflowing) == []
+        beyond = """[...document.querySelectorAll('.curve')].map(chart => Math.max(...[...chart.querySelectorAll('.steps span')]
+            .map(e => e.getBoundingClientRect().right)) - chart.getBoundingClientRect().right)"""
+        assert all(by < 8 for by in page.value(beyond))
 
 
 @needs_browser

@@ -99,6 +99,19 @@ def test_a_rollback_inside_an_attempt():
     assert found.total_s == 11.0 and found.starts == 1
 
 
+def test_what_a_rollback_dropped_is_no_life_of_the_attempt_before():
+    """Killed at 104 after step 4 with nothing to drop (its checkpoint is of step 4); the next one rolls back at 205."""
+    events = [
+        start(100),
+        start(200, 1, 4),
+        event("rollback", 205, 1, step=9, to=4, skip=[4, 8]),
+        event("dropped", 205, 1, **{"from": 5, "to": 8, "steps": 4, "seconds": 4.0, "last_time": 204.0}),
+        event("end", 206, 1, status="done"),
+    ]
+    found = account([*(train(step, 100 + step) for step in range(1, 5)), train(5, 206)], events)
+    assert rounded(found) == {"productive": 5.0, "lost_work": 4.0, "down": 96.0, "unaccounted": 1.0}
+
+
 def test_lines_belong_to_the_attempt_that_wrote_them():
     events = [
         start(0, 0),
