@@ -21,9 +21,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxmem import schedules, step
+from jaxmem import schedules, spec, step
 from jaxmem.checkpoint import lazy
 from jaxmem.checkpoint.digest import digests
+from jaxmem.checkpoint.formats import config_of, read_into
 from jaxmem.checkpoint.keep import Keep
 from jaxmem.checkpoint.nearby import Nearby
 from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store
@@ -94,6 +95,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     if set(data.fields) != set(step.BATCH_FIELDS):
         raise InputError(f"--data={s.data} gives {', '.join(data.fields)}, and {s.workload.model_name} takes "
                          f"{', '.join(step.BATCH_FIELDS)}")
+    if s.init_from and config_of(s.init_from)[1] != s.workload.model:
+        raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: "
+                         f"{', '.join(spec.differences(config_of(s.init_from)[1], s.workload.model))}")
     programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
@@ -383,8 +387,6 @@ def hyper_parameters(programs: step.Programs) -> Callable[[float, float], dict[s
 
 def with_imported(state: State, s: Settings, programs: step.Programs) -> State:
     """The fresh state with the parameters of --init_from."""
-    from jaxmem.checkpoint.formats import read_into
-
     params = read_into(s.init_from, s.workload.model, programs.state["params"])
     return state | {"params": params}
 

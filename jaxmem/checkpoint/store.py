@@ -66,12 +66,12 @@ class Store:
     def __init__(self, directory: pathlib.Path, *, keep: Keep, run_id: str, on_started: Callable[[int], None] | None = None,
                  on_commit: Callable[[Commit], None] | None = None, on_note: Callable[[str], None] | None = None,
                  nearby: Nearby | None = None, timeout_s: float = 1200) -> None:
-        self.directory, self.keep, self.run_id, self._on_commit = directory, keep, run_id, on_commit
+        self.directory, self.keep, self.run_id, self._on_commit = directory.absolute(), keep, run_id, on_commit
         self._on_started = on_started or (lambda step: None)
         self._nearby, self._note = nearby, on_note or (lambda text: None)
         self._primary = jax.process_index() == 0
         if self._primary:
-            directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
             self._clear_own_remains()
         handler = ocp.CompositeCheckpointHandler("state", "meta")
         self._orbax = ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(timeout_secs=math.ceil(timeout_s)))

@@ -1,14 +1,16 @@
 """run what was checked, and survive: data, checkpoints, faults, resume.
 
   jaxmem train --out=runs/first
-  jaxmem train --model=decoder-tiny --plan=data=2,fsdp=2,tensor=2,remat=block --topology=cpu:8 --data=text:pydoc --steps=200 --out=runs/a
+  jaxmem train --model=decoder-tiny --plan=data=2,fsdp=2,tensor=2 --data=text:pydoc --out=runs/a
 
-cpu:N emulates N devices on this machine; any other topology must be the one that is here. The same command again resumes the run in
---out, or says that it is finished. Many hosts: start the same command on each, under SLURM, Open MPI, GKE or TPU VMs nothing more is
-needed; elsewhere --coordinator, --processes and --process say how to meet (python -m launch.local does, on one machine).
+cpu:N emulates N devices on this machine; any other topology must be the one that is here. The same
+command again resumes the run in --out, or says that it is finished. Many hosts: start the same
+command on each; under SLURM, Open MPI, GKE or on TPU VMs nothing more is needed, elsewhere
+--coordinator, --processes and --process say how to meet (python -m launch.local does, on one
+machine).
 
-Exit status: 0 done, 2 bad input, 70 internal error, 75 saved on SIGTERM and stopped (the same command goes on), 76 ended by the
-watchdog, 77 rollbacks exhausted.
+Exit status: 0 done, 2 bad input, 70 internal error, 75 saved on SIGTERM and stopped (the same
+command goes on), 76 ended by the watchdog, 77 rollbacks exhausted.
 """
 
 import os
@@ -22,7 +24,7 @@ from absl import flags as absl_flags
 
 from jaxmem import environment, schedules
 from jaxmem.cli import arguments
-from jaxmem.hardware import Topology, parse_topology
+from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.runs import folder as folders
 from jaxmem.runs import settings as settings_module
@@ -104,8 +106,9 @@ def _alone(settings: Settings) -> int:
         folder = _open(settings)
         if folder is None:
             return 0
-        _start(settings, None)
-        return _train(settings, folder)
+        from jaxmem.running import starting
+
+        return _train(settings, folder, starting.start(settings.topology, None))
     finally:
         lock.release()
 
@@ -113,29 +116,22 @@ def _alone(settings: Settings) -> int:
 def _together(settings: Settings, place: Any) -> int:
     """One of several processes. The first holds the folder; what it refuses is refused before the others are waited for, where its
     number is known by then."""
-    started = place.process is None
-    if started:
-        _start(settings, place)
-    first = (_process() if started else place.process) == 0
-    lock = folders.Lock(settings.out) if first else None
-    folder = _open(settings) if first else None
-    if first and folder is None:
-        return 0
-    if not started:
-        _start(settings, place)
-    from jax.experimental import multihost_utils
+    from jaxmem.running import starting
 
-    multihost_utils.sync_global_devices("folder")
-    status = _train(settings, folder or folders.join_folder(settings.out))
+    process = place.process
+    if process is None:
+        process = starting.start(settings.topology, place)
+    lock = folders.Lock(settings.out) if process == 0 else None
+    folder = _open(settings) if process == 0 else None
+    if process == 0 and folder is None:
+        return 0
+    if place.process is not None:
+        starting.start(settings.topology, place)
+    starting.meet("folder")
+    status = _train(settings, folder or folders.join_folder(settings.out), process)
     if lock is not None:
         lock.release()
     return status
-
-
-def _process() -> int:
-    import jax
-
-    return jax.process_index()
 
 
 def _open(settings: Settings) -> folders.Folder | None:
@@ -149,31 +145,12 @@ def _open(settings: Settings) -> folders.Folder | None:
     return None
 
 
-def _start(settings: Settings, place: Any) -> None:
-    """Devices and processes up, and the topology that was asked for."""
-    import jax
-
-    from jaxmem import hosts
-    from jaxmem.targets import cache
-
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache.root() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart compiles nothing
-    processes = place.processes if place is not None and place.processes else 1
-    cpu = settings.topology.devices if settings.topology.chip.kind == "cpu" else None
-    if cpu is not None and cpu % processes:
-        raise InputError(f"{settings.topology} cannot be shared by {processes} processes; "
-                         f"nearest: cpu:{max(1, cpu // processes) * processes}")
-    hosts.start(place, cpu_devices=cpu // processes if cpu is not None else None)
-    check_devices(settings.topology)
-
-
-def _train(settings: Settings, folder: folders.Folder) -> int:
+def _train(settings: Settings, folder: folders.Folder, process: int) -> int:
     from jaxmem import train
     from jaxmem.report import run_page
 
     status = train.train(settings, folder)
-    if _process() == 0:
+    if process == 0:
         path = settings.out / "report.html"
         try:
             path.write_text(run_page.render(settings.out), encoding="utf-8")
@@ -182,17 +159,6 @@ def _train(settings: Settings, folder: folders.Folder) -> int:
         else:
             print(f"report: {path}", file=sys.stderr)
     return status
-
-
-def check_devices(topology: Topology) -> None:
-    """The topology that was asked for is the one that is here."""
-    import jax
-
-    devices = jax.devices()
-    kind = devices[0].platform
-    if len(devices) != topology.devices or kind != topology.chip.kind:
-        raise InputError(f"--topology={topology} has {topology.devices} {topology.chip.kind.upper()} devices, and here are {len(devices)}: "
-                         f"{devices[0].device_kind} ({kind.upper()}); --topology=cpu:N emulates any number on a CPU")
 
 
 def finished(folder: folders.Folder, steps: int) -> dict[str, Any] | None:
