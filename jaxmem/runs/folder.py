@@ -23,6 +23,7 @@ Config = dict[str, Any]
 # What may differ when a command is repeated: it changes what is watched or how it is started, not what is computed.
 FREE = ("fault", "profile", "print_hash", "max_restarts", "watchdog", "log", "elastic", "local_checkpoints", "keep", "checkpoint_every",
         "snapshot", "max_rollbacks", "start_timeout")
+OWN = ("logs", "lock", "config.json", "versions.json", "checkpoints", "metrics.jsonl")  # what a start that came to nothing leaves
 ELASTIC = ("topology", "plan")
 
 
@@ -67,8 +68,9 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
     except OSError as error:
         raise InputError(f"--out={path}: {error.strerror}") from None
     before = read_config(path)
-    if before is None:
-        foreign = [p.name for p in path.iterdir() if p.name not in ("logs", "lock")]
+    starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
+    if before is None or not starts:  # a command that was refused before its first step binds nobody
+        foreign = [p.name for p in path.iterdir() if p.name not in OWN]
         if foreign:
             raise InputError(f"--out={path} is not empty and holds no run ({', '.join(sorted(foreign)[:3])}); "
                              "give an empty or a new folder")
@@ -80,7 +82,6 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
         raise InputError(f"{path} holds a run of another configuration{hint}:\n" + "\n".join(difference)
                          + "\ngive the same flags to resume it, or another --out")
     write_json(path / "versions.json", dict(versions))
-    starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
     return Folder(path=path, run_id=before["run_id"], attempt=starts)
 
 
@@ -109,9 +110,11 @@ class Lock:
     def __init__(self, path: pathlib.Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self._file = open(path / "lock", "a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        until = time.monotonic() + 1.0
+        while not self._taken():  # a reader that asks who holds it has it for an instant
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
             self._file.seek(0)
             holder = self._file.read().strip()
             self._file.close()
@@ -120,6 +123,13 @@ class Lock:
         self._file.truncate(0)
         self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}))
         self._file.flush()
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def release(self) -> None:
         self._file.close()
@@ -176,7 +186,7 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def drop_after(path: pathlib.Path, step: int) -> dict[str, Any] | None:
-    """Take the lines past `step` out of metrics.jsonl; returns `{from, to, steps, seconds}` of the training steps among them, or None."""
+    """Take the lines past `step` out of metrics.jsonl; returns `{from, to, steps, seconds, last_time}` of the training steps among them, or None."""
     lines = read_lines(path)
     kept = [line for line in lines if line.get("step", 0) <= step]
     gone = [line for line in lines if line.get("step", 0) > step and line.get("kind") == "train"]
@@ -186,7 +196,8 @@ def drop_after(path: pathlib.Path, step: int) -> dict[str, Any] | None:
         fresh.replace(path)
     if not gone:
         return None
-    return {"from": gone[0]["step"], "to": gone[-1]["step"], "steps": len(gone), "seconds": sum(line.get("step_s") or 0.0 for line in gone)}
+    return {"from": gone[0]["step"], "to": gone[-1]["step"], "steps": len(gone), "seconds": sum(line.get("step_s") or 0.0 for line in gone),
+            "last_time": gone[-1].get("time")}
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -24,11 +24,24 @@ def test_made_and_resumed(tmp_path):
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     open_folder(tmp_path, CONFIG, {}, elastic=False)
+    started(tmp_path)
     with pytest.raises(InputError, match=r"lr: was 0\.1, now 0\.2"):
         open_folder(tmp_path, CONFIG | {"lr": 0.2}, {}, elastic=False)
     with pytest.raises(InputError, match="--elastic"):
         open_folder(tmp_path, CONFIG | {"topology": "cpu:4"}, {}, elastic=False)
     open_folder(tmp_path, CONFIG | {"topology": "cpu:4", "plan": "fsdp=4"}, {}, elastic=True)
+
+
+def started(path):
+    (path / "logs" / "events.jsonl").write_text('{"kind": "start"}\n')
+
+
+def test_a_command_that_was_refused_binds_nobody(tmp_path):
+    open_folder(tmp_path, CONFIG, {}, elastic=False)
+    assert json.loads((open_folder(tmp_path, CONFIG | {"lr": 0.2}, {}, elastic=False).path / "config.json").read_text())["lr"] == 0.2
+    started(tmp_path)
+    with pytest.raises(InputError):
+        open_folder(tmp_path, CONFIG, {}, elastic=False)
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
@@ -53,9 +66,9 @@ def test_one_holder_and_a_stale_lock(tmp_path):
 
 def test_lines_past_a_step_are_dropped_and_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = [{"kind": "train", "step": i, "step_s": 0.5} for i in range(1, 8)] + [{"kind": "eval", "step": 7}]
+    lines = [{"kind": "train", "step": i, "step_s": 0.5, "time": 100.0 + i} for i in range(1, 8)] + [{"kind": "eval", "step": 7}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
-    assert drop_after(path, 4) == {"from": 5, "to": 7, "steps": 3, "seconds": 1.5}
+    assert drop_after(path, 4) == {"from": 5, "to": 7, "steps": 3, "seconds": 1.5, "last_time": 107.0}
     assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4]
     assert path.read_bytes().endswith(b"}\n")
     assert drop_after(path, 4) is None
