@@ -21,14 +21,20 @@ def halves(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:cut], words[cut + 1:]
 
 
-def train_settings(words: Sequence[str]) -> tuple[Settings, set[str]]:
-    """What `jaxmem train` would make of its flags, and which of them are given. Raises `InputError`."""
+def given(words: Sequence[str]) -> tuple[absl_flags.FlagValues, set[str]]:
+    """The flags of `jaxmem train`, and the names of those that are given. Raises `InputError`."""
     flags = absl_flags.FlagValues()
     train_verb.define(flags)
     arguments.no_words(arguments.parse(flags, words), "train")
+    return flags, {name for name in flags if flags[name].present}
+
+
+def train_settings(words: Sequence[str]) -> tuple[Settings, set[str]]:
+    """What `jaxmem train` makes of its flags, and the names of those that are given. Raises `InputError`, before it waits in a queue."""
+    flags, names = given(words)
     settings = train_verb.read_settings(flags)
-    check(settings)  # before it waits in a queue
-    return settings, {name for name in flags if flags[name].present}
+    check(settings)
+    return settings, names
 
 
 def shown(argv: Sequence[str], *, indent: str = "  ") -> str:

@@ -21,7 +21,7 @@ from typing import IO
 # 1 is PR_SET_PDEATHSIG; the parent may have died before it was set.
 _TIED = ("import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9); "
          "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])")
-_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*\n")
+_NOISE = re.compile(rb"[^\n]*(\[Gloo\] Rank|connected peer ranks is :)[^\n]*\n")  # of several threads, lines in one another
 _LAST_WORDS_S = 1.0  # for output that is still in the pipes of a process that ended
 
 

@@ -33,7 +33,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_boolean("run", False, "run it; else the commands are printed", **f)
     whole("max_restarts", 10, "start again after a failure, so often in all", lower_bound=0, **f)
     number("backoff", 1.0, "seconds before a restart, doubled with each that took no step, up to 60", lower_bound=0.0, **f)
-    number("grace", 5.0, "seconds that the other processes have to end by themselves when one failed", lower_bound=0.0, **f)
+    number("grace", 2.0, "seconds that the other processes have to end by themselves when one failed", lower_bound=0.0, **f)
     absl_flags.DEFINE_boolean("elastic", False, "go on with fewer processes when one keeps failing", **f)
     whole("lost_after", 1, "failures in a row after which a process is counted as lost", lower_bound=1, **f)
     absl_flags.DEFINE_string("rejoin_after", "", "when a lost process is back: after seconds, as in 60, or after a number of attempts, "
@@ -64,7 +64,9 @@ def launch(flags: absl_flags.FlagValues, train: list[str]) -> int:
 def with_topology(train: Sequence[str], processes: int, devices: int | None) -> tuple[list[str], Settings]:
     """The run's flags with the topology that the launcher's mean, and the run's settings. Raises `InputError`."""
     train = list(train)
-    settings, given = command.train_settings(train if devices is None else [f"--topology=cpu:{processes * devices}", *train])
+    if devices is not None and "topology" not in command.given(train)[1]:
+        train.insert(0, f"--topology=cpu:{processes * devices}")
+    settings, given = command.train_settings(train)
     if "out" not in given:
         raise InputError("the run needs a folder, which the logs go to as well: --out=RUN after --")
     if own := {"coordinator", "processes", "process"} & given:
@@ -82,7 +84,8 @@ def with_topology(train: Sequence[str], processes: int, devices: int | None) -> 
         raise InputError(f"{topology} cannot be shared by --processes={processes}; nearest: "
                          f"cpu:{max(1, topology.devices // processes) * processes}")
     # The batch may follow from the topology, and has to stay what it is when that shrinks.
-    return [*train, f"--topology={topology}", f"--batch={settings.workload.batch}"], settings
+    more = {"topology": topology, "batch": settings.workload.batch}
+    return [*train, *(f"--{name}={value}" for name, value in more.items() if name not in given)], settings
 
 
 class Layouts:

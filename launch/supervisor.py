@@ -49,7 +49,7 @@ class Patience:
     max_restarts: int = 10
     backoff_s: float = 1.0
     backoff_most_s: float = 60.0
-    grace_s: float = 5.0
+    grace_s: float = 2.0
     poll_s: float = 0.02
 
 
@@ -119,8 +119,9 @@ def run(group: Group, patience: Patience, stop: "Stop", rejoin_at: float | None,
     first: tuple[int, int] | None = None  # the process that failed, and how
     kill_at, forwarded, asked = float("inf"), 0, False
     while group.alive:
-        for ended in group.wait(patience.poll_s):
-            codes[ended.number] = ended.code
+        news = group.wait(patience.poll_s)
+        codes |= {ended.number: ended.code for ended in news}
+        for ended in news:
             over = ended.number == 0  # the others meet at its port; what it says of the run holds, however they end without it
             if first is None and ended.code not in (DONE, SAVED) and codes.get(0) not in (DONE, SAVED):
                 first, over = (ended.number, ended.code), True
