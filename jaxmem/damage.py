@@ -25,9 +25,11 @@ def poisoned(params: Any, mesh: Any, kind: str) -> Any:
     leaves, structure = jax.tree.flatten(params)
     floating = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     chosen, factor = (floating[:1], math.nan) if kind == "nan" else (floating, SPIKE)
+    old = [leaves[i] for i in chosen]
     with jax.set_mesh(mesh):
-        for i in chosen:
-            leaves[i] = jax.jit(lambda x: x * jnp.asarray(factor, x.dtype), out_shardings=leaves[i].sharding)(leaves[i])
+        scale = jax.jit(lambda xs: [x * jnp.asarray(factor, x.dtype) for x in xs], out_shardings=[x.sharding for x in old])
+        for i, new in zip(chosen, scale(old), strict=True):
+            leaves[i] = new
     return jax.tree.unflatten(structure, leaves)
 
 
