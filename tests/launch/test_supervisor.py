@@ -49,7 +49,7 @@ for word in sys.argv[1:]:
         open(value, "w").close()
     elif name == "child":
         import subprocess
-        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
         with open(value + ".part", "w") as file:
             file.write(str(child.pid))
         os.rename(value + ".part", value)
@@ -278,7 +278,12 @@ def gone(pids: list[int]) -> bool:
 
 def test_what_a_process_started_ends_with_it(tmp_path):
     Trial(tmp_path, [[[f"child:{tmp_path / 'a'}", f"until:{tmp_path / 'b'}", "exit:0"], [f"child:{tmp_path / 'b'}", "stubborn"]]])
-    assert gone([int((tmp_path / name).read_text()) for name in "ab"])
+    pids = [int((tmp_path / name).read_text()) for name in "ab"]
+    try:
+        assert gone(pids)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
