@@ -24,7 +24,7 @@ from jaxmem.spec import InputError, nearest
 
 # Each kind's fields. Those that change the state strike every process, for one program computes on all of them.
 KINDS = {
-    "kill": ("step", "process", "phase"),  # SIGKILL to itself; phase=commit: when the save of that step is in flight
+    "kill": ("step", "process", "phase"),  # SIGKILL to itself; phase=commit: when the save of that step is in flight; phase=committed: right after
     "term": ("step", "process"),  # SIGTERM to itself
     "hang": ("step", "process", "seconds"),  # sleeps, for ever without `seconds`
     "slow": ("step", "process", "seconds", "steps"),  # sleeps `seconds` before each of `steps` steps
@@ -43,7 +43,7 @@ class Fault:
     kind: str
     step: int
     process: int = 0
-    phase: Literal["step", "commit"] = "step"
+    phase: Literal["step", "commit", "committed"] = "step"
     seconds: float | None = None
     steps: int = 1
     how: Literal["flip", "truncate", "delete"] = "flip"
@@ -160,9 +160,11 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_committed(self, step: int, checkpoint: pathlib.Path) -> None:
-        """The folder `checkpoint` is whole: corrupt. May be called in another thread."""
+        """The folder `checkpoint` is whole: corrupt, then kill with phase=committed. May be called in another thread."""
         for fault in self._strike(step, "corrupt"):
             corrupt(checkpoint, fault.how)
+        for _ in self._strike(step, "kill", phase="committed"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def on_save_failed(self) -> None:
         """Ends fill_disk: there is space again from now on."""
@@ -178,7 +180,7 @@ class Faults:
 
     # ---- pieces
 
-    def _strike(self, step: int, *kinds: str, phase: Literal["step", "commit"] = "step") -> list[Fault]:
+    def _strike(self, step: int, *kinds: str, phase: Literal["step", "commit", "committed"] = "step") -> list[Fault]:
         """Those that are due, each written down first. One that cannot be written down would strike at every start, so it does not."""
         due = [f for f in dict.fromkeys(self.pending) if f.kind in kinds and f.step == step and f.phase == phase]
         for fault in due:

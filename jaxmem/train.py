@@ -77,11 +77,12 @@ def train(s: Settings, folder: Folder) -> int:
     process, processes = jax.process_index(), jax.process_count()
     libraries_to_file(folder.path / "logs" / f"libraries.{process}.log")
     log = Log(folder, writes=process == 0)
-    faults = Faults(parse_faults(s.fault, processes=processes), folder.path, process)
+    faults = Faults(parse_faults(s.fault, processes=processes, steps=s.steps), folder.path, process, attempt=folder.attempt)
     watchdog = Watchdog(folder.path, process=process, processes=processes, timeout_s=s.watchdog_s, attempt=folder.attempt)
     try:
         return _train(s, folder, log, faults, watchdog)
     finally:
+        faults.close()
         watchdog.close()
         log.close()
 

@@ -63,7 +63,7 @@ def draw(count: int, steps: int, every: int, processes: int, seed: int) -> list[
                 "corrupt": f"corrupt:step={at},how={rng.choice(['flip', 'truncate', 'delete'])}"}[kind]
         out.append((at, text))
         if kind == "corrupt":  # it is seen only when somebody reads it
-            out.append((at + 1, f"kill:step={at + 1},process={process}"))
+            out.append((at, f"kill:step={at},phase=committed"))
     return [text for _, text in sorted(out)]
 
 
