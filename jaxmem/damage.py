@@ -10,7 +10,6 @@ from typing import Any, Literal
 from jaxmem.spec import InputError
 
 SPIKE = 8.0  # the last norm and the head both grow, so logits grow by its square
-NO_DATA = ("metadata", "zarr.json", "manifest.ocdbt")  # what an Orbax 0.12 checkpoint holds beside array data, by name
 FLIPPED_BYTES = 4096
 SPARE_BYTES = 64 * 1024  # left free: the lines of logs still fit, a checkpoint does not
 LARGEST_BYTES = 8 * 2**30
@@ -35,8 +34,7 @@ def poisoned(params: Any, mesh: Any, kind: str) -> Any:
 
 def corrupt(checkpoint: pathlib.Path, how: Literal["flip", "truncate", "delete"]) -> pathlib.Path:
     """Damage the largest file of array data under `checkpoint`; returns its path. Raises FileNotFoundError when there is none."""
-    files = [p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name not in NO_DATA and p.suffix != ".json"
-             and not p.relative_to(checkpoint).as_posix().startswith("meta/") and not p.name.startswith(("_", "."))]
+    files = [p for p in sorted(checkpoint.rglob("d/*")) if p.is_file()]  # where OCDBT, Orbax's storage, keeps array data
     if not files:
         raise FileNotFoundError(f"{checkpoint} has no file of array data to corrupt")
     victim = max(files, key=lambda p: p.stat().st_size)

@@ -129,15 +129,15 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
         with watchdog.allow(SLOW_S), log.phase("restore"):
             found = store.restore(programs.state, below=below)
-            for refused, why in found.refused if found else ():
-                log.event("corrupt", step=refused, reason=why)
-                log.say(f"checkpoint of step {refused} is damaged ({why}); taking step {found.step}")
             if found is None:
                 seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
                 state = compiled["init"](seed)
                 if s.init_from:
                     state = with_imported(state, s, programs)
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
+            for refused, why in found.refused:
+                log.event("corrupt", step=refused, reason=why)
+                log.say(f"checkpoint of step {refused} is damaged ({why}); taking step {found.step}")
             check_same_data(found, data.fingerprint, s)
             if found.ledger is not None:
                 log.event("ledger", step=found.step, local_bytes=found.ledger.local_bytes, peer_bytes=found.ledger.peer_bytes,
@@ -262,17 +262,19 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.event("checkpoint", step=taken.step, stall_s=stall + hand_over, snapshot="lazy")
 
     def evaluate(at: int) -> float:
+        assert held_out is not None
         settle(0)
         with watchdog.allow(3 * s.watchdog_s), log.phase("eval", step=at):
             begin = time.monotonic()
             totals = [compiled["eval"](state["params"], batch)
                       for batch in eval_batches(held_out, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
             loss_sum, tokens = (math.fsum(float(t[name]) for t in totals) for name in ("loss_sum", "tokens"))
-            line = {"kind": "eval", "step": at, "loss": loss_sum / tokens, "tokens": int(tokens), "seconds": time.monotonic() - begin}
+            loss = loss_sum / tokens
+        line = {"kind": "eval", "step": at, "loss": loss, "tokens": int(tokens), "seconds": time.monotonic() - begin}
         log.metric(**line)
         trackers.write(line)
-        progress.note(f"step {at}: evaluation loss {line['loss']:.4f} over {int(tokens)} tokens")
-        return line["loss"]
+        progress.note(f"step {at}: evaluation loss {loss:.4f} over {int(tokens)} tokens")
+        return loss
 
     # ---------------------------------------------------------------- steps
     status = DONE
@@ -282,7 +284,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             faults.before_step(at + 1)
             begin = time.monotonic()
             position, batch = next(batches)
-            if not flying or flying[-1].metrics["loss"].is_ready():
+            if not flying or flying[-1].metrics["loss"].is_ready():  # type: ignore[attr-defined]
                 log.waited("data", time.monotonic() - begin)
             if (now := batches.epoch_of(position)) != epoch:
                 log.event("epoch", step=at + 1, epoch=now)

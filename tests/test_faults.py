@@ -68,7 +68,7 @@ def test_parse():
     ("kill:step=3,process=2", "fault kill:step=3,process=2: there is no process 2; nearest: process=1"),
     ("kill:step=3,process=-1", "fault kill:step=3,process=-1: process=-1 is less than 0"),
     ("kill:step=31", "fault kill:step=31: the run has no step 31; nearest: step=30"),
-    ("kill:step=3,phase=comit", "fault kill:step=3,phase=comit: phase=comit: expected step|commit; did you mean commit?"),
+    ("kill:step=3,phase=comit", "fault kill:step=3,phase=comit: phase=comit: expected step|commit|committed; did you mean commit?"),
     ("nan:step=3,process=1", "fault nan:step=3,process=1: nan has no field 'process' (it strikes every process); known: step"),
     ("slow:step=3", "fault slow:step=3: seconds is missing, as in slow:step=12,seconds=2"),
     ("hang:step=3,seconds=0", "fault hang:step=3,seconds=0: seconds=0 is not more than 0"),
@@ -149,6 +149,13 @@ def test_a_fault_of_all_processes_strikes_all_of_them_or_none(run):
     # process 1 may read the events of this start late, and must still strike; at the next start none may, though 1 was killed before it
     assert [struck(run, process, 1) for process in (0, 1)] == [True, False]
     assert [struck(run, process, 2) for process in (0, 1)] == [True, True]
+
+
+def test_written_twice_it_strikes_twice_however_many_processes_wrote_it_down(run):
+    params, mesh = {"w": jnp.ones(2)}, Mesh(np.array(jax.devices()[:1]), "a")
+    for process in (0, 1):
+        assert Faults(parse("nan:step=5;nan:step=5"), run, process, attempt=0).poison(5, params, mesh) is not None
+    assert len(Faults(parse("nan:step=5;nan:step=5"), run, 1, attempt=1).pending) == 1
 
 
 def test_what_cannot_be_written_down_does_not_strike(run, monkeypatch, capfd):
@@ -255,7 +262,8 @@ def test_a_corrupted_checkpoint_is_refused_and_the_one_before_it_taken(run, how)
 
 
 def test_corrupt_takes_the_largest_data_file_and_flips_its_middle(tmp_path):
-    for name, size in {"state/d/aa": 100, "state/d/bb": 10001, "state/_METADATA": 20000, "meta/metadata": 30000, "x.json": 30000}.items():
+    for name, size in {"state/d/aa": 100, "state/d/bb": 10001, "state/_METADATA": 20000, "meta/metadata": 30000,
+                       "state/array_metadatas/process_0": 30000}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))

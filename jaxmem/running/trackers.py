@@ -1,6 +1,7 @@
 """Copies of the metrics for TensorBoard, Weights & Biases and MLflow, through their own packages where they are installed."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
