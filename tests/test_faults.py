@@ -68,7 +68,7 @@ def test_parse():
     ("kill:step=3,process=2", "fault kill:step=3,process=2: there is no process 2; nearest: process=1"),
     ("kill:step=3,process=-1", "fault kill:step=3,process=-1: process=-1 is less than 0"),
     ("kill:step=31", "fault kill:step=31: the run has no step 31; nearest: step=30"),
-    ("kill:step=3,phase=comit", "fault kill:step=3,phase=comit: phase=comit: expected step|commit|committed; did you mean commit?"),
+    ("kill:step=3,phase=comit", "fault kill:step=3,phase=comit: phase=comit: expected step|commit|committed; did you mean commit or committed?"),
     ("nan:step=3,process=1", "fault nan:step=3,process=1: nan has no field 'process' (it strikes every process); known: step"),
     ("slow:step=3", "fault slow:step=3: seconds is missing, as in slow:step=12,seconds=2"),
     ("hang:step=3,seconds=0", "fault hang:step=3,seconds=0: seconds=0 is not more than 0"),
