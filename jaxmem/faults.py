@@ -24,7 +24,7 @@ from jaxmem.spec import InputError, nearest
 
 # Each kind's fields. Those that change the state strike every process, for one program computes on all of them.
 KINDS = {
-    "kill": ("step", "process", "phase"),  # SIGKILL to itself; phase=commit: when the save of that step is in flight; phase=committed: right after
+    "kill": ("step", "process", "phase"),  # SIGKILL to itself; phase=commit: while that step is being saved; phase=committed: right after
     "term": ("step", "process"),  # SIGTERM to itself
     "hang": ("step", "process", "seconds"),  # sleeps, for ever without `seconds`
     "slow": ("step", "process", "seconds", "steps"),  # sleeps `seconds` before each of `steps` steps

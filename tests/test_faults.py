@@ -1,6 +1,7 @@
 """Faults: what the flag says, that each strikes once in a run, and that each does what it is for."""
 
 import errno
+import gc
 import hashlib
 import json
 import math
@@ -29,6 +30,8 @@ from jaxmem.plan import Plan
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
+# After an error Orbax closes its event loop while other reads that it started still end; Python prints that and goes on.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 MIB = 2 ** 20
 
 
@@ -68,7 +71,8 @@ def test_parse():
     ("kill:step=3,process=2", "fault kill:step=3,process=2: there is no process 2; nearest: process=1"),
     ("kill:step=3,process=-1", "fault kill:step=3,process=-1: process=-1 is less than 0"),
     ("kill:step=31", "fault kill:step=31: the run has no step 31; nearest: step=30"),
-    ("kill:step=3,phase=comit", "fault kill:step=3,phase=comit: phase=comit: expected step|commit|committed; did you mean commit or committed?"),
+    ("kill:step=3,phase=comit",
+     "fault kill:step=3,phase=comit: phase=comit: expected step|commit|committed; did you mean commit or committed?"),
     ("nan:step=3,process=1", "fault nan:step=3,process=1: nan has no field 'process' (it strikes every process); known: step"),
     ("slow:step=3", "fault slow:step=3: seconds is missing, as in slow:step=12,seconds=2"),
     ("hang:step=3,seconds=0", "fault hang:step=3,seconds=0: seconds=0 is not more than 0"),
@@ -105,6 +109,7 @@ RUN = textwrap.dedent("""
         sys.stdout.flush()
         if step % 2 == 0:
             faults.on_save_started(step)
+            faults.on_committed(step, folder)
             print("saved")
             sys.stdout.flush()
     print("left", len(faults.pending))
@@ -119,15 +124,16 @@ def start(run: pathlib.Path, text: str, process: int = 0, attempt: int = 0) -> t
 
 
 def test_each_strikes_once_across_restarts(run):
-    text = "kill:step=3;kill:step=4,phase=commit;term:step=5;kill:step=2,process=1"
+    text = "kill:step=3;kill:step=4,phase=commit;term:step=5;kill:step=2,process=1;kill:step=4,phase=committed,process=1"
     assert start(run, text, attempt=0) == (-signal.SIGKILL, "1 2 saved")
     assert start(run, text, attempt=1) == (-signal.SIGKILL, "1 2 saved 3 4")
     assert start(run, text, attempt=2) == (0, "1 2 saved 3 4 saved term 5 6 saved left 0")
     assert start(run, text, attempt=3) == (0, "1 2 saved 3 4 saved 5 6 saved left 0")
     assert start(run, text, process=1, attempt=3) == (-signal.SIGKILL, "1")
+    assert start(run, text, process=1, attempt=4) == (-signal.SIGKILL, "1 2 saved 3 4")
     assert [(e["kind"], e["text"], e["step"], e["process"], e["attempt"]) for e in events(run)] == [
         ("fault", "kill:step=3", 3, 0, 0), ("fault", "kill:step=4,phase=commit", 4, 0, 1), ("fault", "term:step=5", 5, 0, 2),
-        ("fault", "kill:step=2,process=1", 2, 1, 3)]
+        ("fault", "kill:step=2,process=1", 2, 1, 3), ("fault", "kill:step=4,process=1,phase=committed", 4, 1, 4)]
 
 
 def test_written_twice_it_strikes_twice(run):
@@ -232,7 +238,6 @@ def hashes(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
             for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's loop after an error; see test_store.py
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
 def test_a_corrupted_checkpoint_is_refused_and_the_one_before_it_taken(run, how):
     mesh = Mesh(np.array(jax.devices()).reshape(8), "a")
@@ -258,6 +263,7 @@ def test_a_corrupted_checkpoint_is_refused_and_the_one_before_it_taken(run, how)
     assert after.get(changed, (None,))[0] == {"flip": before[changed][0], "truncate": before[changed][0] // 2, "delete": None}[how]
     found = store.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state))
     store.close()
+    gc.collect()  # what Orbax left of the reads that failed, while the warning about it is off
     assert found.step == 2 and [number for number, _ in found.refused] == [4]
 
 
