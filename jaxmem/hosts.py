@@ -113,6 +113,8 @@ def start(joined: Settings | None, *, cpu_devices: int | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     if joined is None:
         return
+    if cpu_devices is not None:
+        _keep_stdout()
     wait_s = math.ceil(joined.start_timeout_s)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     for what in ("local", "global"):  # the wait for the others' devices has a limit of its own, of minutes
@@ -140,6 +142,16 @@ def start(joined: Settings | None, *, cpu_devices: int | None = None) -> None:
         joined.coordinator, joined.processes, joined.process, cluster_detection_method="deactivate",
         local_device_ids=None if cpu_devices is not None or joined.local_devices is None else list(joined.local_devices),
         coordinator_bind_address=f"127.0.0.1:{port}" if joined.process == 0 and joined.loopback else None, **waits)
+
+
+def _keep_stdout() -> None:
+    """Gloo's C++ writes lines to stdout, several threads into one another; a program's stdout is its own, so they go to stderr."""
+    if sys.stdout is not sys.__stdout__ or sys.stdout.fileno() != 1:
+        return  # a notebook, or somebody who captures it
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1 if os.isatty(own) else -1)
 
 
 def leave(status: int, *, together: bool) -> NoReturn:

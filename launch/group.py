@@ -21,7 +21,7 @@ from typing import IO
 # 1 is PR_SET_PDEATHSIG; the parent may have died before it was set.
 _TIED = ("import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9); "
          "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])")
-_NOISE = re.compile(rb"[^\n]*(\[Gloo\] Rank|connected peer ranks is :)[^\n]*\n")  # of several threads, lines in one another
+_NOISE = re.compile(rb"[^\n]*(\[Gloo\] Rank|connected peer ranks is :)[^\n]*\n")  # several threads write it, into one another
 _LAST_WORDS_S = 1.0  # for output that is still in the pipes of a process that ended
 
 
@@ -136,7 +136,7 @@ class Listener:
         if not data:
             return False
         if not self._whole_lines:  # a progress bar moves within its line
-            self._show(data)
+            self._show(_NOISE.sub(b"", data))
         *lines, self._part = (self._part + data).split(b"\n")
         self._write(b"".join(line + b"\n" for line in lines))
         return True
@@ -155,7 +155,7 @@ class Listener:
             # of a line that was written over and over, as progress bars do, the last state
             self._log.write(b"".join(mark + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines.split(b"\n")[:-1]))
         if self._whole_lines:
-            self._show(_NOISE.sub(b"", lines))
+            self._show(lines)
 
     def _show(self, data: bytes) -> None:
         if self._terminal is None or not data:

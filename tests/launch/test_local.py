@@ -93,6 +93,11 @@ def test_run_hands_over_or_says_what_is_missing(capfd, monkeypatch, tmp_path, la
         assert got.partition("\n")[2] == text
 
 
+def test_launchers_need_no_jax(repository):
+    code = "import sys, launch.local, launch.slurm, launch.gke, launch.tpu_vm; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=repository, timeout=60).returncode == 0
+
+
 @pytest.mark.long
 def test_a_run_that_shrinks_and_grows_takes_every_step_once(tmp_path, repository):
     """Real training: killed at step 5 of two processes, at step 9 of one that is left, and done by two again."""

@@ -17,8 +17,9 @@ from jaxmem.spec import InputError
 from launch.roster import Rejoin, Roster
 from launch.supervisor import Layout, Patience, free_port, supervise
 
-# What a process does, by a word: exit:N, kill:SIGNAL, wait (until SIGTERM, then 75), stubborn (not even then), until:PATH (is there),
-# say:TEXT, err:TEXT, touch:PATH, child:PATH (starts one, writes its number there), event:PATH=JSON; words are done one after the other.
+# What a process does, word by word: exit:N, kill:SIGNAL, wait (until SIGTERM, then 75), stubborn (not even then), until:PATH (is there),
+# pid:PATH (writes its number there), outlive:PATH (the process of that number), child:PATH (starts one, writes its number there),
+# say:TEXT, err:TEXT, touch:PATH, event:PATH=JSON.
 MEMBER = """
 import os, signal, sys, time
 for word in sys.argv[1:]:
@@ -38,6 +39,20 @@ for word in sys.argv[1:]:
         print("ready", flush=True)
         for _ in range(600):
             time.sleep(0.1)
+    elif name == "pid":
+        with open(value + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(value + ".part", value)
+    elif name == "outlive":
+        while not os.path.exists(value):
+            time.sleep(0.01)
+        with open(value) as file:
+            stat = "/proc/" + file.read() + "/stat"
+        try:
+            while open(stat).read().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+        except OSError:
+            pass
     elif name == "until":
         while not os.path.exists(value):
             time.sleep(0.01)
@@ -101,8 +116,8 @@ def test_done(tmp_path, capfdbinary):
 
 def test_gloo_is_not_shown_but_logged(tmp_path, capfdbinary):
     noise = "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
-    trial = Trial(tmp_path, [[[f"say:{noise}state\n", "exit:0"]]])
-    assert capfdbinary.readouterr().out == b"state\n"
+    trial = Trial(tmp_path, [[[f"err:{noise}50%\r", "say:state\n", "exit:0"]]])
+    assert capfdbinary.readouterr() == (b"state\n", b"50%\r")
     assert "Gloo" in trial.log(0)
 
 
@@ -133,7 +148,7 @@ def test_the_others_end_when_one_refuses_its_input(tmp_path):
 
 @pytest.mark.parametrize("status", [0, 75])
 def test_what_process_zero_says_of_the_run_holds(tmp_path, status):
-    trial = Trial(tmp_path, [[[f"touch:{tmp_path / 'over'}", f"exit:{status}"], [f"until:{tmp_path / 'over'}", "kill:6"], ["stubborn"]]],
+    trial = Trial(tmp_path, [[[f"pid:{tmp_path / 'zero'}", f"exit:{status}"], [f"outlive:{tmp_path / 'zero'}", "kill:6"], ["stubborn"]]],
                   patience=Patience(max_restarts=1, backoff_s=0.01, grace_s=0.2, poll_s=0.5))  # both within one look
     assert (trial.status, len(trial.layouts)) == (status, 1)
 
