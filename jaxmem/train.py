@@ -7,6 +7,7 @@ B batch, S sequence.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -79,15 +80,13 @@ def train(s: Settings, folder: Folder) -> int:
     log = Log(folder, writes=process == 0)
     faults = Faults(parse_faults(s.fault, processes=processes, steps=s.steps), folder.path, process, attempt=folder.attempt)
     watchdog = Watchdog(folder.path, process=process, processes=processes, timeout_s=s.watchdog_s, attempt=folder.attempt)
-    try:
-        return _train(s, folder, log, faults, watchdog)
-    finally:
-        faults.close()
-        watchdog.close()
-        log.close()
+    with contextlib.ExitStack() as closing:  # last in, first out: what is being written is finished before the log ends
+        for part in (log, watchdog, faults):
+            closing.callback(part.close)
+        return _train(s, folder, log, faults, watchdog, closing)
 
 
-def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog) -> int:
+def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog, closing: contextlib.ExitStack) -> int:
     writes = jax.process_index() == 0
     # ---------------------------------------------------------------- data and programs
     with watchdog.allow(SLOW_S):
@@ -121,7 +120,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     nearby = Nearby(pathlib.Path(s.local_checkpoints) / folder.run_id) if s.local_checkpoints else None
     store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_started=faults.on_save_started, on_commit=on_commit,
                   on_note=note, nearby=nearby, timeout_s=2 * s.watchdog_s)
-    snapshots = lazy.Snapshots()
+    closing.callback(store.close)
+    snapshots = lazy.Snapshots(store, s.snapshot_pool or None)
     skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
     given_skips = len(s.skip)
 
@@ -162,10 +162,13 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     hyper_of = hyper_parameters(programs)
 
     batches = batches_from(position)
+    closing.callback(lambda: batches.close())  # whichever there are by then
     trackers = Trackers(s.log, folder, writes=writes)
     progress = Progress(s.steps, at, shown=writes)
     profiler = Profiler(s.profile, folder.path / "profile")
     stop = StopRequest()
+    for part in (trackers, progress, profiler, stop):
+        closing.callback(part.close)
     epoch: int | None = None
     eval_loss: float | None = None
     flying: collections.deque[Flying] = collections.deque()
@@ -253,7 +256,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         begin = time.monotonic()
         try:
             store.save(taken.step, taken.state, taken.meta | meta(taken.step, taken.meta["position"], found)
-                       | {"eval_loss": taken.meta["eval_loss"]}, wait=False)
+                       | {"eval_loss": taken.meta["eval_loss"]}, wait=False, release=True)
         except SaveFailed as failure:
             save_failed(failure)
             return
@@ -317,7 +320,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             elif s.checkpoint_every and at % s.checkpoint_every == 0:
                 if s.snapshot == "lazy":
                     store_check()
-                    snapshots.start(at, state, {"position": position + 1, "eval_loss": eval_loss})
+                    with log.phase("checkpoint", step=at):  # the pool may be full of the one before
+                        snapshots.start(at, state, {"position": position + 1, "eval_loss": eval_loss})
                 else:
                     checkpoint(at, position + 1, wait=False)
         except Bad as bad:
@@ -349,15 +353,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     # ---------------------------------------------------------------- the end
     with watchdog.allow(3 * s.watchdog_s):
-        batches.close()
-        profiler.close()
         store_check(wait=True)
-        store.close()
         final = state_hash(state) if s.print_hash and status == DONE else None
     log.event("end", step=at, status=STATUS[status], state_sha256=final)
-    trackers.close()
-    progress.close()
-    stop.close()
     if status == SAVED_ON_SIGNAL:
         log.say(f"saved step {at} and stopped; the same command goes on from there")
     if final and writes:

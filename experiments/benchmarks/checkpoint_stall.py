@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
                                for _ in range(_REPEATS.value))
     folder = pathlib.Path(_OUT.value or tempfile.mkdtemp(prefix="jaxmem-stall-"))
     store = Store(folder, keep=Keep(last=1), run_id="stall")
-    snapshots = lazy.Snapshots()
+    snapshots = lazy.Snapshots(store)
     number = 0
 
     def checkpoint(mode: str) -> tuple[float, float, float, float]:
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
             jax.block_until_ready(grads)
             waits = time.monotonic()
             taken = snapshots.take()
-            store.save(number, taken.state, meta | {"digests": taken.digests[0]}, wait=False)
+            store.save(number, taken.state, meta | {"digests": taken.digests[0]}, wait=False, release=True)
             blocked = time.monotonic() - waits
             del taken
         else:

@@ -10,12 +10,18 @@ hazard: `take` must return before the program that donates the copied state is d
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from jaxmem.checkpoint.digest import Digests, Pending
 from jaxmem.spec import InputError
+
+
+class Writer(Protocol):
+    def busy(self) -> bool: ...
+
+    def wait(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +35,34 @@ class Taken:
 
 
 class Snapshots:
-    """At most one copy is in the making, and `pool_bytes` bounds what a process pins for copies that are being made or written.
-
-    `held` says how many bytes a writer still holds; a snapshot that would pass the bound waits in `start` until they are free.
+    """At most one copy is in the making. `pool_bytes` bounds what this process pins in all, for copies that are made and for those that
+    `writer` still writes (`busy()`, `wait()`: a Store); None: one copy of the state that is snapshotted, and no more.
     """
 
-    def __init__(self, pool_bytes: int | None = None) -> None:
-        self.pool_bytes = pool_bytes
+    def __init__(self, writer: Writer, pool_bytes: int | None = None) -> None:
+        self.pool_bytes, self._writer = pool_bytes, writer
         self._going: tuple[int, Any, dict[str, Any], Pending] | None = None
+        self._written_bytes = 0  # of the copy that was handed to the writer last
 
     @property
     def started(self) -> bool:
         return self._going is not None
 
     def start(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Dispatch the copy of the state after step `step`; returns at once."""
+        """Dispatch the copy of the state after step `step`; returns at once, or when the writer has freed enough of the pool.
+
+        Raises InputError for a pool that cannot hold one copy, and what `writer.wait` raises.
+        """
         size = local_bytes(state)
-        if self.pool_bytes is not None and size > self.pool_bytes:
-            raise InputError(f"a snapshot of this process's shards takes {size} bytes of pinned host memory and the pool has "
-                             f"{self.pool_bytes}; give the pool at least that, or use --snapshot=async")
+        pool = size if self.pool_bytes is None else self.pool_bytes
+        if size > pool:
+            raise InputError(f"a snapshot of this process's shards takes {size} bytes of pinned host memory and the pool has {pool}; give "
+                             f"--snapshot_pool={size} or more, or use --snapshot=async")
+        if self._writer.busy() and size + self._written_bytes > pool:
+            self._writer.wait()
         pending = Pending(state)
         self._going = step, jax.tree.map(to_pinned_host, state), meta, pending
+        self._written_bytes = size
 
     def take(self) -> Taken:
         """Wait for the copy. After this the copied state may be donated."""

@@ -80,9 +80,10 @@ class Store:
 
     # ---- writing
 
-    def save(self, step: int, state: Any, meta: Meta, *, wait: bool) -> None:
+    def save(self, step: int, state: Any, meta: Meta, *, wait: bool, release: bool = False) -> None:
         """Write `state` (arrays on devices or in pinned host memory) and `meta` as `step`. Returns when the arrays may be donated;
-        with `wait`, when the checkpoint is committed. A save that is still going is awaited first.
+        with `wait`, when the checkpoint is committed. A save that is still going is awaited first. With `release` the arrays are
+        deleted when they are written: Orbax's futures would hold them until Python collects its garbage.
 
         Raises SaveFailed: this save, or with wait=False the one before it, could not be written.
         """
@@ -101,6 +102,14 @@ class Store:
         shards = self._nearby.shards_of(state) if self._nearby else None
 
         def finish() -> None:
+            try:
+                write_out()
+            finally:
+                if release:
+                    for x in jax.tree.leaves(state):
+                        x.delete()
+
+        def write_out() -> None:
             if self._nearby and shards is not None:
                 try:
                     self._nearby.keep(step, shards, meta["digests"])

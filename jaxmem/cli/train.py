@@ -56,6 +56,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_enum("snapshot", "async", ["sync", "async", "lazy"],
                            "sync waits for the disk, async for the copy to the host, lazy copies during the next forward and backward "
                            "pass (needs step=split in the plan)", **f)
+    whole("snapshot_pool", 0, "bytes of pinned host memory that lazy snapshots may take in a process (0: one copy of its shards)", **f)
     text("out", "runs/train", "the run's folder", **f)
     number("spike", 8.0, "roll back when the loss stays this many robust deviations above the latest 50; "
            "0: only when it is not finite", **f)
@@ -181,7 +182,8 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
         schedule_text=flags.schedule, warmup=steps // 20 if flags.warmup is None else flags.warmup, clip=flags.clip, seed=flags.seed,
         eval_every=flags.eval_every, eval_batches=flags.eval_batches,
         checkpoint_every=max(1, steps // 10) if flags.checkpoint_every is None else flags.checkpoint_every, keep=flags.keep,
-        snapshot=flags.snapshot, spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
+        snapshot=flags.snapshot, snapshot_pool=flags.snapshot_pool,
+        spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
         print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
         init_from=flags.init_from, skip=_ranges(flags.skip), log=_trackers(flags.log))
 

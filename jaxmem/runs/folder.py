@@ -22,7 +22,7 @@ Config = dict[str, Any]
 
 # What may differ when a command is repeated: it changes what is watched or how it is started, not what is computed.
 FREE = ("fault", "profile", "print_hash", "max_restarts", "watchdog", "log", "elastic", "local_checkpoints", "keep", "checkpoint_every",
-        "snapshot", "max_rollbacks", "start_timeout")
+        "snapshot", "snapshot_pool", "max_rollbacks", "start_timeout")
 OWN = ("logs", "lock", "config.json", "versions.json", "checkpoints", "metrics.jsonl")  # what a start that came to nothing leaves
 ELASTIC = ("topology", "plan")
 
@@ -186,7 +186,8 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def drop_after(path: pathlib.Path, step: int) -> dict[str, Any] | None:
-    """Take the lines past `step` out of metrics.jsonl; returns `{from, to, steps, seconds, last_time}` of the training steps among them, or None."""
+    """Take the lines past `step` out of metrics.jsonl; returns `{from, to, steps, seconds, last_time}` of the training steps among them,
+    or None."""
     lines = read_lines(path)
     kept = [line for line in lines if line.get("step", 0) <= step]
     gone = [line for line in lines if line.get("step", 0) > step and line.get("kind") == "train"]

@@ -36,6 +36,7 @@ class Settings:
     checkpoint_every: int = 0
     keep: str = "last=2"
     snapshot: Literal["sync", "async", "lazy"] = "async"
+    snapshot_pool: int = 0  # bytes of pinned host memory that lazy snapshots may take, a process; 0: one copy of its shards
     spike: float = 8.0
     max_rollbacks: int = 3
     fault: str = ""
@@ -51,7 +52,7 @@ class Settings:
     def problems(self) -> list[str]:
         out = []
         for name, least in (("steps", 1), ("warmup", 0), ("eval_every", 0), ("eval_batches", 1), ("checkpoint_every", 0), ("seed", 0),
-                            ("max_rollbacks", 0)):
+                            ("snapshot_pool", 0), ("max_rollbacks", 0)):
             if getattr(self, name) < least:
                 out.append(f"--{name}={getattr(self, name)}: at least {least}")
         if self.seed >= 2**32:

@@ -1,5 +1,6 @@
 """Checkpoints on disk: committed, kept, refused, restored elsewhere. User reports 17 and 18."""
 
+import gc
 import json
 import pathlib
 import resource
@@ -26,7 +27,8 @@ def mesh_of(*shape: int) -> Mesh:
     return Mesh(np.array(jax.devices()[:int(np.prod(shape))]).reshape(shape), ("a", "b"))
 
 
-def state_on(mesh: Mesh, seed: int = 0, split: P = P("a", "b")) -> dict:
+def state_on(mesh: Mesh, seed: int = 0, split: P | None = None) -> dict:
+    split = P("a", "b") if split is None else split
     rng = np.random.default_rng(seed)
     return {"params": {"w": jax.device_put(rng.normal(size=(8, 16)).astype(np.float32), NamedSharding(mesh, split)),
                        "n": jax.device_put(jnp.asarray(rng.normal(size=16), jnp.bfloat16), NamedSharding(mesh, P()))},
@@ -215,7 +217,7 @@ def test_the_snapshot_is_of_its_moment_though_training_goes_on(store, mode):
     reference = jax.tree.map(lambda x: np.array(x, copy=True), state)
     overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x * jnp.asarray(3, x.dtype) + jnp.asarray(1, x.dtype), s), donate_argnums=0)
     if mode == "lazy":
-        snapshots = lazy.Snapshots()
+        snapshots = lazy.Snapshots(store)
         snapshots.start(1, state, {})
         taken = snapshots.take()
         digest = taken.digests[0]
@@ -236,9 +238,35 @@ def test_meta_is_in_the_same_commit(store):
     assert json.loads((store.directory / "3" / "meta" / "metadata").read_text())["run_id"] == "me"
 
 
-def test_a_snapshot_that_the_pool_cannot_hold_is_refused():
+def pinned_bytes() -> int:
+    """Of buffers, not of arrays: an array and its shards are several arrays over the same buffers."""
+    buffers = {shard.data.unsafe_buffer_pointer(): shard.data.nbytes for x in jax.live_arrays()
+               if x.sharding.memory_kind == "pinned_host" for shard in x.addressable_shards}
+    return sum(buffers.values())
+
+
+def test_a_snapshot_that_the_pool_cannot_hold_is_refused(store):
     state = state_on(mesh_of(2, 4), 1)
     bytes_here = 8 * 16 * 4 + 8 * (16 * 2 + 4)  # w once; n and step on each of eight devices
-    lazy.Snapshots(pool_bytes=bytes_here).start(1, state, {})
+    lazy.Snapshots(store, pool_bytes=bytes_here).start(1, state, {})
     with pytest.raises(InputError, match=f"takes {bytes_here} bytes of pinned host memory and the pool has {bytes_here - 1}"):
-        lazy.Snapshots(pool_bytes=bytes_here - 1).start(1, state, {})
+        lazy.Snapshots(store, pool_bytes=bytes_here - 1).start(1, state, {})
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_pool_never_holds_more_than_its_bound(tmp_path, copies):
+    """Snapshots as fast as they can be taken: what is pinned never passes the bound, for the next one waits for the writer."""
+    gc.collect()
+    store = Store(tmp_path, keep=Keep(last=1), run_id="me")
+    before, size = pinned_bytes(), lazy.local_bytes(state_on(mesh_of(2, 4)))
+    snapshots = lazy.Snapshots(store, copies * size)
+    seen = []
+    for step in range(1, 9):
+        state = state_on(mesh_of(2, 4), step)
+        snapshots.start(step, state, {})
+        seen.append(pinned_bytes() - before)
+        taken = snapshots.take()
+        store.save(step, taken.state, {"digests": taken.digests[0], "eval_loss": None}, wait=False, release=True)
+        del taken
+    store.close()
+    assert min(seen) >= size and max(seen) <= copies * size
