@@ -217,8 +217,9 @@ class Log:
 
     def missing(self, since: float) -> tuple[int, ...]:
         """Whom the run's watchdog missed."""
-        lines = [line for line in self._events() if line.get("kind") == "watchdog" and line.get("time", 0) >= since]
-        return tuple(sorted({int(n) for n in lines[-1].get("missing") or ()})) if lines else ()
+        named = [line["missing"] for line in self._events()
+                 if line.get("kind") == "watchdog" and line.get("time", 0) >= since and line.get("missing")]
+        return tuple(sorted(set(map(int, named[-1])))) if named else ()
 
     def stepped(self, since: float) -> bool:
         with contextlib.suppress(OSError):

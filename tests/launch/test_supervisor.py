@@ -192,7 +192,9 @@ def test_a_lost_process_is_left_out(tmp_path):
 
 def test_the_watchdog_says_who_is_lost(tmp_path):
     missing = f"event:{tmp_path}/logs/events.jsonl=" + json.dumps({"kind": "watchdog", "time": time.time() + 60, "missing": [2]})
-    trial = Trial(tmp_path, [[[missing, "exit:76"], ["exit:76"], ["stubborn"]], [["exit:0"]] * 3], roster=Roster(processes=3, lost_after=1))
+    script = [[[missing, f"touch:{tmp_path / 'written'}", "exit:76"], [f"until:{tmp_path / 'written'}", "exit:76"], ["stubborn"]],
+              [["exit:0"]] * 3]
+    trial = Trial(tmp_path, script, roster=Roster(processes=3, lost_after=1))
     assert trial.layouts == [(0, 1, 2), (0, 1)]
     assert "process 2 did not answer" in trial.said[1]
 
