@@ -146,12 +146,13 @@ def start(joined: Settings | None, *, cpu_devices: int | None = None) -> None:
 
 def _keep_stdout() -> None:
     """Gloo's C++ writes lines to stdout, several threads into one another; a program's stdout is its own, so they go to stderr."""
-    if sys.stdout is not sys.__stdout__ or sys.stdout.fileno() != 1:
+    before = sys.stdout
+    if before is None or before is not sys.__stdout__ or before.fileno() != 1:
         return  # a notebook, or somebody who captures it
-    sys.stdout.flush()
+    before.flush()
     own = os.dup(1)
     os.dup2(2, 1)
-    sys.stdout = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1 if os.isatty(own) else -1)
+    sys.stdout = open(own, "w", encoding=before.encoding, errors=before.errors, buffering=1 if os.isatty(own) else -1)
 
 
 def leave(status: int, *, together: bool) -> NoReturn:
