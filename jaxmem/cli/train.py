@@ -23,6 +23,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from jaxmem import environment, schedules
+from jaxmem.checkpoint.keep import Keep
 from jaxmem.cli import arguments
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
@@ -31,6 +32,8 @@ from jaxmem.runs import settings as settings_module
 from jaxmem.runs.settings import Settings
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
+
+SNAPSHOTS = ("sync", "async", "lazy")
 
 
 def define(flags: absl_flags.FlagValues) -> None:
@@ -53,9 +56,8 @@ def define(flags: absl_flags.FlagValues) -> None:
     whole("eval_batches", 8, "batches of one evaluation at most", **f)
     whole("checkpoint_every", None, "steps between checkpoints (default: a tenth of the steps; 0: at the end only)", **f)
     text("keep", "last=2", "which checkpoints stay: last=2,best=1,every=1000", **f)
-    absl_flags.DEFINE_enum("snapshot", "async", ["sync", "async", "lazy"],
-                           "sync waits for the disk, async for the copy to the host, lazy copies during the next forward and backward "
-                           "pass (needs step=split in the plan)", **f)
+    text("snapshot", "async", "sync waits for the disk, async for the copy to the host, lazy copies during the next forward and backward "
+         "pass (needs step=split in the plan)", **f)
     whole("snapshot_pool", 0, "bytes of pinned host memory that lazy snapshots may take in a process (0: one copy of its shards)", **f)
     text("out", "runs/train", "the run's folder", **f)
     number("spike", 8.0, "roll back when the loss stays this many robust deviations above the latest 50; "
@@ -172,6 +174,9 @@ def finished(folder: folders.Folder, steps: int) -> dict[str, Any] | None:
 
 def read_settings(flags: absl_flags.FlagValues) -> Settings:
     """The flags as one value; raises InputError."""
+    if flags.snapshot not in SNAPSHOTS:
+        raise InputError(f"--snapshot={flags.snapshot}: expected {', '.join(SNAPSHOTS)}{nearest(flags.snapshot, SNAPSHOTS)}")
+    Keep.parse(flags.keep)
     topology = parse_topology(flags.topology)
     plan = Plan.parse(flags.plan, devices=topology.devices)
     batch = flags.batch or 2 * topology.devices
