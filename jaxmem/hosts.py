@@ -147,7 +147,7 @@ def start(joined: Settings | None, *, cpu_devices: int | None = None) -> None:
 def _keep_stdout() -> None:
     """Gloo's C++ writes lines to stdout, several threads into one another; a program's stdout is its own, so they go to stderr."""
     before = sys.stdout
-    if before is None or before is not sys.__stdout__ or before.fileno() != 1:
+    if before is not sys.__stdout__ or before is None or before.fileno() != 1:
         return  # a notebook, or somebody who captures it
     before.flush()
     own = os.dup(1)
