@@ -78,7 +78,8 @@ def train(s: Settings, folder: Folder) -> int:
     process, processes = jax.process_index(), jax.process_count()
     libraries_to_file(folder.path / "logs" / f"libraries.{process}.log")
     log = Log(folder, writes=process == 0)
-    faults = Faults(parse_faults(s.fault, processes=processes, steps=s.steps), folder.path, process, attempt=folder.attempt)
+    wanted = parse_faults(s.fault, processes=None if s.elastic else processes, steps=s.steps)
+    faults = Faults(wanted, folder.path, process, attempt=folder.attempt)
     watchdog = Watchdog(folder.path, process=process, processes=processes, timeout_s=s.watchdog_s, attempt=folder.attempt)
     with contextlib.ExitStack() as closing:  # last in, first out: what is being written is finished before the log ends
         for part in (log, watchdog, faults):
@@ -89,7 +90,7 @@ def train(s: Settings, folder: Folder) -> int:
 def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog, closing: contextlib.ExitStack) -> int:
     writes = jax.process_index() == 0
     # ---------------------------------------------------------------- data and programs
-    with watchdog.allow(SLOW_S):
+    with watchdog.allow(SLOW_S, "data"):
         data = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="train")
         held_out = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="eval") if s.eval_every else None
     if set(data.fields) != set(step.BATCH_FIELDS):
@@ -101,7 +102,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
-    with watchdog.allow(SLOW_S), log.phase("compile"):
+    with watchdog.allow(SLOW_S, "compile"), log.phase("compile"):
         lowered = {name: programs[name].lower() for name in wanted}
         texts = {name: hashlib.sha256(low.as_text().encode()).hexdigest() for name, low in lowered.items()}
         compiled = {name: low.compile() for name, low in lowered.items()}
@@ -127,7 +128,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
-        with watchdog.allow(SLOW_S), log.phase("restore"):
+        with watchdog.allow(SLOW_S, "restore"), log.phase("restore"):
             found = store.restore(programs.state, below=below)
             if found is None:
                 seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
@@ -206,7 +207,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     def checkpoint(at: int, after: int, *, wait: bool) -> bool:
         """Write the state after step `at`; `after` is the position of the next batch. Raises Bad for a state that is not finite."""
         settle(0)
-        with watchdog.allow(3 * s.watchdog_s), log.phase("checkpoint", step=at):
+        with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint", step=at):
             begin = time.monotonic()
             try:
                 store.check()
@@ -244,7 +245,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def finish_snapshot() -> None:
         """The copy that was started at the step boundary is handed to the writer; called before the state it copied is donated."""
-        with watchdog.allow(3 * s.watchdog_s):
+        with watchdog.allow(3 * s.watchdog_s, "checkpoint"):
             begin = time.monotonic()
             taken = snapshots.take()
             stall = time.monotonic() - begin
@@ -267,7 +268,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     def evaluate(at: int) -> float:
         assert held_out is not None
         settle(0)
-        with watchdog.allow(3 * s.watchdog_s), log.phase("eval", step=at):
+        with watchdog.allow(3 * s.watchdog_s, "eval"), log.phase("eval", step=at):
             begin = time.monotonic()
             totals = [compiled["eval"](state["params"], batch)
                       for batch in eval_batches(held_out, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
@@ -283,7 +284,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     status = DONE
     while at < s.steps:
         try:
-            watchdog.beat(at + 1, "step")
+            watchdog.beat(at + 1, "data")
             faults.before_step(at + 1)
             begin = time.monotonic()
             position, batch = next(batches)
@@ -297,6 +298,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             profiler.before(at + 1)
             lr = rate(at + 1)
             hyper = hyper_of(lr, s.clip)
+            watchdog.beat(at + 1, "step")
             if split:
                 loss, grads = compiled["gradients"](state["params"], batch)
                 if snapshots.started:
@@ -328,7 +330,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             flying.clear()
             snapshots.drop()
             batches.close()
-            with log.phase("drain"):
+            with watchdog.allow(3 * s.watchdog_s, "drain"), log.phase("drain"):
                 store_check(wait=True)
             reached = at
             at, state, position, guard, _ = start_over(below=bad.step)
@@ -352,9 +354,12 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             log.take_waited()
 
     # ---------------------------------------------------------------- the end
-    with watchdog.allow(3 * s.watchdog_s):
+    with watchdog.allow(3 * s.watchdog_s, "end"):
         store_check(wait=True)
         final = state_hash(state) if s.print_hash and status == DONE else None
+    watchdog.beat(at, "end")
+    if status == DONE and faults.pending:
+        log.say(f"faults that did not strike: {'; '.join(map(str, faults.pending))}")
     log.event("end", step=at, status=STATUS[status], state_sha256=final)
     if status == SAVED_ON_SIGNAL:
         log.say(f"saved step {at} and stopped; the same command goes on from there")

@@ -20,9 +20,9 @@ from absl import flags as absl_flags
 from jaxmem.replan import replan
 from jaxmem.runs.settings import Settings
 from jaxmem.spec import InputError
+from jaxmem.supervise.roster import Rejoin, Roster, parse_losses
+from jaxmem.supervise.supervisor import Layout, Patience, free_port, supervise
 from launch import command
-from launch.roster import Rejoin, Roster, parse_losses
-from launch.supervisor import Layout, Patience, free_port, supervise
 
 
 def define(flags: absl_flags.FlagValues) -> None:
@@ -110,6 +110,8 @@ class Layouts:
 def argv_of(train: Sequence[str], number: int, layout: Layout) -> list[str]:
     """The command of one process; flags that are given twice count as they are given last."""
     argv = [sys.executable, "-m", "jaxmem", "train", *train, *(f"--{name}={value}" for name, value in layout.changes.items())]
+    if local := next((word for word in reversed(train) if word.startswith("--local_checkpoints=")), ""):
+        argv.append(f"{local}/{layout.present[number]}")  # a disk of its own for each place, whatever number its process has today
     if layout.coordinator is not None:
         argv += [f"--coordinator={layout.coordinator}", f"--processes={len(layout.present)}", f"--process={number}"]
     return argv

@@ -44,6 +44,7 @@ LAYER_OF = {
     "jaxmem.data": "running",
     "jaxmem.checkpoint": "running",
     "jaxmem.runs": "runs",
+    "jaxmem.supervise": "runs",
     "jaxmem.faults": "running",
     "jaxmem.watchdog": "running",
     "jaxmem.damage": "running",
@@ -147,7 +148,7 @@ def test_the_reader_of_imports_sees_every_form():
 
 
 def test_file_names_say_something():
-    for path in [*PACKAGE.rglob("*.py"), *(TOP / "experiments").rglob("*.py"), *(TOP / "tests").rglob("*.py")]:
+    for path in (path for folder in ("jaxmem", "experiments", "launch", "tests") for path in (TOP / folder).rglob("*.py")):
         assert path.stem not in SAY_NOTHING, path
 
 

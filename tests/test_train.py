@@ -216,3 +216,12 @@ def test_killed_in_mid_step_and_in_mid_save_it_ends_bitwise_equal(tmp_path):
     again = training.train_apart(broken, print_hash=True)
     assert again.returncode == 0 and "is finished" in again.stderr
     assert again.stdout == resumed.stdout.splitlines()[-1] + "\n"
+
+
+def test_it_starts_itself_again(tmp_path):
+    """--max_restarts: one command, killed twice by faults, ends with 0 and the state of the undisturbed run."""
+    whole = training.train_apart(tmp_path / "whole", print_hash=True)
+    done = training.train_apart(tmp_path / "run", print_hash=True, fault="kill:step=6;kill:step=11", max_restarts=3)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert len(training.events(tmp_path / "run", "start")) == 3

@@ -73,7 +73,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     text("local_checkpoints", "", "a folder on this machine's own disk: shards are kept there too, and restored from there first", **f)
     text("init_from", "", "a folder with Hugging Face weights to begin from", **f)
     text("log", "", "also write to tensorboard, wandb, mlflow (by comma)", **f)
-    text("coordinator", None, "HOST:PORT of process 0, where no cluster says it", **f)
+    text("coordinator", None, "HOST:PORT of process 0, where no cluster says it; auto leaves it to jax", **f)
     whole("processes", None, "how many processes take part, where no cluster says it", lower_bound=1, **f)
     whole("process", None, "which of them this is, from 0", lower_bound=0, **f)
     number("start_timeout", 900.0, "seconds to wait for all processes to come up", **f)
@@ -87,6 +87,18 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
 
     place = hosts.settings(os.environ, coordinator=flags.coordinator, processes=flags.processes, process=flags.process,
                            timeout_s=flags.start_timeout)
+    # Before any process waits for the others: each of them sees for itself what is refused, and what is done already.
+    folders.refuse_other(settings.out, settings.config(), elastic=settings.elastic)
+    if (ended := folders.finished(settings.out, settings.steps)) is not None:
+        if place is None or not place.process:
+            print(f"{settings.out} is finished: step {ended['step']} of {settings.steps}", file=sys.stderr)
+            if settings.print_hash and ended.get("state_sha256"):
+                print(f"state sha256:{ended['state_sha256']}")
+        return 0
+    if flags.max_restarts:
+        if place is not None:
+            raise InputError("--max_restarts starts this one process again; several processes are restarted together, by their launcher")
+        return _supervised(flags, settings)
     if place is None:
         return _alone(settings)
     try:
@@ -106,9 +118,7 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
 def _alone(settings: Settings) -> int:
     lock = folders.Lock(settings.out)
     try:
-        folder = _open(settings)
-        if folder is None:
-            return 0
+        folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
         from jaxmem.running import starting
 
         return _train(settings, folder, starting.start(settings.topology, None))
@@ -121,13 +131,12 @@ def _together(settings: Settings, place: Any) -> int:
     number is known by then."""
     from jaxmem.running import starting
 
-    process = place.process
+    process, lock, folder = place.process, None, None
     if process is None:
         process = starting.start(settings.topology, place)
-    lock = folders.Lock(settings.out) if process == 0 else None
-    folder = _open(settings) if process == 0 else None
-    if process == 0 and folder is None:
-        return 0
+    if process == 0:
+        lock = folders.Lock(settings.out)
+        folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
     if place.process is not None:
         starting.start(settings.topology, place)
     starting.meet("folder")
@@ -137,15 +146,17 @@ def _together(settings: Settings, place: Any) -> int:
     return status
 
 
-def _open(settings: Settings) -> folders.Folder | None:
-    """The folder, or None when its run is finished."""
-    folder = folders.open_folder(settings.out, settings.config(), environment.versions(), elastic=settings.elastic)
-    if (ended := finished(folder, settings.steps)) is None:
-        return folder
-    print(f"{settings.out} is finished: step {ended['step']} of {settings.steps}", file=sys.stderr)
-    if settings.print_hash and ended.get("state_sha256"):
-        print(f"state sha256:{ended['state_sha256']}")
-    return None
+def _supervised(flags: absl_flags.FlagValues, settings: Settings) -> int:
+    """The same command without --max_restarts, in a process that is started again when it dies."""
+    from jaxmem.supervise.roster import Roster
+    from jaxmem.supervise.supervisor import Layout, Patience, supervise
+
+    given = [f"--{name}={flags[name].value}" for name in flags if flags[name].present and name != "max_restarts"]
+    command = [sys.executable, "-m", "jaxmem", "train", *given]
+    layout = Layout(present=(0,), devices=settings.topology.devices,
+                    text=f"1 process, {settings.topology}, plan {str(settings.plan) or 'default'}")
+    return supervise(lambda number, layout: command, lambda present: layout, Roster(processes=1, lost_after=None), settings.out,
+                     Patience(max_restarts=flags.max_restarts))
 
 
 def _train(settings: Settings, folder: folders.Folder, process: int) -> int:
@@ -162,14 +173,6 @@ def _train(settings: Settings, folder: folders.Folder, process: int) -> int:
         else:
             print(f"report: {path}", file=sys.stderr)
     return status
-
-
-def finished(folder: folders.Folder, steps: int) -> dict[str, Any] | None:
-    """The `end` event of a run that took its last step, if that is the latest thing that happened to it."""
-    ends = [line for line in folders.read_lines(folder.events) if line.get("kind") in ("start", "end")]
-    if ends and ends[-1]["kind"] == "end" and ends[-1].get("status") == "done" and ends[-1].get("step", 0) >= steps:
-        return ends[-1]
-    return None
 
 
 def read_settings(flags: absl_flags.FlagValues) -> Settings:

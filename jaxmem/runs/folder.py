@@ -67,8 +67,7 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
         (path / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out={path}: {error.strerror}") from None
-    before = read_config(path)
-    starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
+    before, starts = read_config(path), count_starts(path)
     if before is None or not starts:  # a command that was refused before its first step binds nobody
         foreign = [p.name for p in path.iterdir() if p.name not in OWN]
         if foreign:
@@ -76,13 +75,33 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
                              "give an empty or a new folder")
         before = config | {"run_id": uuid.uuid4().hex[:12]}
         write_json(path / "config.json", before)
-    elif difference := differences(before, config, free=FREE + (ELASTIC if elastic else ())):
+    refuse_other(path, config, elastic=elastic)
+    write_json(path / "versions.json", dict(versions))
+    return Folder(path=path, run_id=before["run_id"], attempt=starts)
+
+
+def refuse_other(path: pathlib.Path, config: Config, *, elastic: bool) -> None:
+    """Raises InputError when a run of another configuration has started in `path`; changes nothing, so any process may ask."""
+    before = read_config(path)
+    if before is None or not count_starts(path):
+        return
+    if difference := differences(before, config, free=FREE + (ELASTIC if elastic else ())):
         hint = "; --elastic continues a run under another plan and topology" if not elastic and any(
             line.startswith(ELASTIC) for line in difference) else ""
         raise InputError(f"{path} holds a run of another configuration{hint}:\n" + "\n".join(difference)
                          + "\ngive the same flags to resume it, or another --out")
-    write_json(path / "versions.json", dict(versions))
-    return Folder(path=path, run_id=before["run_id"], attempt=starts)
+
+
+def finished(path: pathlib.Path, steps: int) -> dict[str, Any] | None:
+    """The `end` event of a run that took step `steps`, if that is the latest thing that happened to it."""
+    ends = [line for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") in ("start", "end")]
+    if ends and ends[-1]["kind"] == "end" and ends[-1].get("status") == "done" and ends[-1].get("step", 0) >= steps:
+        return ends[-1]
+    return None
+
+
+def count_starts(path: pathlib.Path) -> int:
+    return sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
 
 
 def join_folder(path: pathlib.Path) -> Folder:
@@ -90,8 +109,7 @@ def join_folder(path: pathlib.Path) -> Folder:
     config = read_config(path)
     if config is None:
         raise InputError(f"--out={path} is not the folder that process 0 opened: every process must see the same file system")
-    starts = sum(1 for line in read_lines(path / "logs" / "events.jsonl") if line.get("kind") == "start")
-    return Folder(path=path, run_id=config["run_id"], attempt=starts)
+    return Folder(path=path, run_id=config["run_id"], attempt=count_starts(path))
 
 
 def differences(before: Config, now: Config, *, free: tuple[str, ...]) -> list[str]:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from jaxmem.spec import InputError
-from launch.roster import Rejoin, Roster
-from launch.supervisor import Layout, Patience, free_port, supervise
+from jaxmem.supervise.roster import Rejoin, Roster
+from jaxmem.supervise.supervisor import Layout, Patience, free_port, supervise
 
 # What a process does, word by word: exit:N, kill:SIGNAL, wait (until SIGTERM, then 75), stubborn (not even then), until:PATH (is there),
 # pid:PATH (writes its number there), outlive:PATH (the process of that number), child:PATH (starts one, writes its number there),
@@ -162,7 +162,7 @@ def test_restarts_are_bounded_and_the_last_failure_is_passed_on(tmp_path):
 
 def test_back_off_doubles_until_a_step_is_taken(tmp_path, monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr("launch.supervisor.Stop.sleep", lambda self, seconds: not slept.append(seconds))
+    monkeypatch.setattr("jaxmem.supervise.supervisor.Stop.sleep", lambda self, seconds: not slept.append(seconds))
     tmp_path.joinpath("metrics.jsonl").touch()
     os.utime(tmp_path / "metrics.jsonl", (1, 1))
     step = f"touch:{tmp_path / 'metrics.jsonl'}"
@@ -307,8 +307,8 @@ def test_what_a_process_started_ends_with_it(tmp_path):
 def test_no_process_outlives_the_supervisor(tmp_path, number, repository):
     code = textwrap.dedent(f"""
         import pathlib, sys
-        from launch.roster import Roster
-        from launch.supervisor import Layout, supervise
+        from jaxmem.supervise.roster import Roster
+        from jaxmem.supervise.supervisor import Layout, supervise
         member = ("import os, signal, time; signal.signal(15, lambda *_: os._exit(75)); "
                   "print('pid', os.getpid(), flush=True); time.sleep(60)")
         sys.exit(supervise(lambda number, layout: [sys.executable, "-S", "-c", member],

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxmem.spec import InputError
-from launch.roster import Rejoin, Roster, parse_losses
+from jaxmem.supervise.roster import Rejoin, Roster, parse_losses
 
 
 def test_failures_in_a_row_lose_a_process():

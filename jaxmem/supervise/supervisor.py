@@ -21,8 +21,8 @@ from typing import Any
 
 from jaxmem.runs.folder import read_lines
 from jaxmem.spec import InputError
-from launch.group import Group
-from launch.roster import Roster
+from jaxmem.supervise.group import Group
+from jaxmem.supervise.roster import Roster
 
 DONE, BAD_INPUT, SAVED, HUNG, ROLLBACKS = 0, 2, 75, 76, 77
 FINAL = (BAD_INPUT, ROLLBACKS)
@@ -73,7 +73,7 @@ def supervise(command_of: Callable[[int, Layout], Sequence[str]], layout_of: Cal
     `layout_of` plans for the processes that are present; it raises `InputError` where they are too few. `command_of(number, layout)`
     is the argv of process `number`. Everything goes to `folder`/logs: a log for each process, and a line an event in events.jsonl.
     """
-    log = Log(folder, say or (lambda text: print(f"launch.local: {text}", file=sys.stderr, flush=True)))
+    log = Log(folder, say or (lambda text: print(f"supervisor: {text}", file=sys.stderr, flush=True)))
     clean = {name: value for name, value in environ.items() if not name.startswith(_CLUSTERS)}
     tries = restarts = fruitless = 0
     last = Ending(status=BAD_INPUT, text="nothing was started")
