@@ -12,7 +12,7 @@ help:
 	@echo "make test       quick tests"
 	@echo "make test-long  tests that compile for real targets"
 	@echo "make lint       ruff and mypy"
-	@echo "make demo       llama3-8b checked on v5p-128 and on h100:8x8, with HTML reports"
+	@echo "make demo       llama3-8b checked on v5p-128 and on h100:8x8, then a tiny model trained here on text"
 
 env: $(STAMP)
 
@@ -56,6 +56,8 @@ endef
 demo: env
 	$(call check,v5p-128,fsdp=64$(comma)remat=block)
 	$(call check,h100:8x8,fsdp=64$(comma)remat=block)
+	$(BIN)/jaxmem train --model=decoder-tiny --plan=data=2,fsdp=2,tensor=2,remat=block --topology=cpu:8 --data=text:pydoc --steps=200 \
+	  --lr=0.01 --eval_every=50 --out=runs/demo
 
 comma := ,
 

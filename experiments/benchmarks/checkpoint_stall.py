@@ -46,6 +46,7 @@ def main(argv: list[str]) -> None:
     del argv
     topology = parse_topology(_TOPOLOGY.value)
     if topology.chip.kind == "cpu":
+        jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", topology.devices)
     plan = Plan.parse(_PLAN.value, devices=topology.devices)
     workload = Workload.parse(model=_MODEL.value, batch=_BATCH.value, seq=_SEQ.value)
