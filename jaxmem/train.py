@@ -84,7 +84,10 @@ def train(s: Settings, folder: Folder) -> int:
     with contextlib.ExitStack() as closing:  # last in, first out: what is being written is finished before the log ends
         for part in (log, watchdog, faults):
             closing.callback(part.close)
-        return _train(s, folder, log, faults, watchdog, closing)
+        try:
+            return _train(s, folder, log, faults, watchdog, closing)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on from the latest checkpoint") from None
 
 
 def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog, closing: contextlib.ExitStack) -> int:

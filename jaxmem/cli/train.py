@@ -109,6 +109,9 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     except hosts.StartError as error:
         print(f"jaxmem train: {error}", file=sys.stderr)
         hosts.leave(70, together=False)
+    except KeyboardInterrupt as interrupt:
+        print(f"jaxmem train: interrupted; {interrupt}", file=sys.stderr)
+        hosts.leave(130, together=False)
     except BaseException:
         traceback.print_exc()
         hosts.leave(70, together=False)
