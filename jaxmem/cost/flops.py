@@ -16,6 +16,7 @@ from typing import Literal
 from jaxmem.cost.kernels import PASSES, visited_blocks
 from jaxmem.hardware import Topology
 from jaxmem.models.configs import DecoderConfig, parameter_shapes
+from jaxmem.optim.configs import LEARNED_WEIGHTS
 from jaxmem.plan import Plan, Remat
 from jaxmem.workload import Workload
 
@@ -86,8 +87,14 @@ def layer_forward(config: DecoderConfig, tokens: int) -> dict[str, float]:
 
 def optimizer_flops(workload: Workload) -> float:
     """Matmuls of Muon's Newton-Schulz iteration (2 n n m + 2 n n n + 2 n n m for an n x m matrix, n <= m), each matrix once over
-    all devices; 0 for the element-wise optimizers, whose work is bound by memory."""
+    all devices; a learned rule's network once for each parameter, without the inputs that are folded into biases (12 of rows and
+    columns, 11 of the step count); 0 for the element-wise optimizers, whose work is bound by memory."""
     o = workload.optimizer
+    if o.name == "learned":
+        weights = LEARNED_WEIGHTS[o.rule]
+        inputs, hidden = weights["w0"]
+        folded = 12 if o.rule == "celo" else 23
+        return 2.0 * workload.model.parameters * ((inputs - folded) * hidden + math.prod(weights["w1"]) + math.prod(weights["w2"]))
     if o.name != "muon":
         return 0.0
     total = 0.0

@@ -15,12 +15,12 @@ import math
 from typing import Literal
 
 from jaxmem.models.configs import parameter_shapes
-from jaxmem.optim.configs import OptimizerConfig
+from jaxmem.optim.configs import LEARNED_WEIGHTS, OptimizerConfig
 from jaxmem.plan import Plan
 from jaxmem.rules import BATCH_AXES, rules, shard_elements
 from jaxmem.workload import Workload
 
-ITEMSIZE = {"f32": 4, "bf16": 2, "f16": 2}
+ITEMSIZE = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1}
 BATCH_ARRAYS = 4  # tokens, targets, segment ids, positions: one int32 each a token
 
 
@@ -111,6 +111,27 @@ def optimizer_leaves(optimizer: OptimizerConfig, path: str, shape: tuple[int, ..
             if len(shape) < 2 or shape[order[-2]] < o.factored_above:
                 return [one_element("v_row"), one_element("v_col"), like("v", itemsize), *ema]
             return [like("v_row", itemsize, order[-1]), like("v_col", itemsize, order[-2]), one_element("v"), *ema]
+        case "learned":
+            return learned_leaves(o, path, shape, dims)
+
+
+def learned_leaves(optimizer: OptimizerConfig, path: str, shape: tuple[int, ...], dims: tuple[str, ...]) -> list[Leaf]:
+    """Three momenta, a second moment, three of rows and of columns, all f32 but the momenta; a vector (in a layer) has three full second
+    moments in place of rows and columns. Decays come first: a stack beside momenta, a dim of its own beside rows and columns."""
+
+    def leaf(name: str, size: int, keep: list[int], *first: str | None) -> Leaf:
+        return Leaf(kind="opt_state", path=f"{name}/{path}", shape=(*(3 for _ in first), *(shape[i] for i in keep)),
+                    dims=(*first, *(dims[i] for i in keep)), itemsize=size)
+
+    everything = list(range(len(shape)))
+    own = sorted((i for i in everything if dims[i] != "layers"), key=lambda i: shape[i])
+    leaves = [leaf("momenta", ITEMSIZE[optimizer.moments], everything, "layers"), leaf("second", 4, everything)]
+    if optimizer.moments == "int8":
+        leaves.append(leaf("scales", 4, everything[:-1] if own else everything, "layers"))
+    if len(own) < 2:
+        return [*leaves, leaf("rows", 4, everything, "layers")]
+    without = {"rows": own[-1], "cols": own[-2]}
+    return [*leaves, *(leaf(name, 4, [i for i in everything if i != dropped], None) for name, dropped in without.items())]
 
 
 def is_orthogonalised(dims: tuple[str, ...]) -> bool:
@@ -119,8 +140,9 @@ def is_orthogonalised(dims: tuple[str, ...]) -> bool:
 
 
 def counters(optimizer: OptimizerConfig) -> list[Leaf]:
-    """Step counts (int32) and, in Muon, the three coefficients of its polynomial; whole on every device."""
+    """Step counts (int32), the three coefficients of Muon's polynomial, a learned rule's weights; whole on every device."""
     of: dict[str, list[tuple[int, ...]]] = {"adamw": [()], "lion": [()], "sgd": [], "muon": [(), (), (3,)],
-                                            "adafactor": [()] if optimizer.momentum is None else [(), ()]}
+                                            "adafactor": [()] if optimizer.momentum is None else [(), ()],
+                                            "learned": [(), *LEARNED_WEIGHTS[optimizer.rule].values()]}
     return [Leaf(kind="opt_state", path=f"count_{i}", shape=shape, dims=(None,) * len(shape), itemsize=4)
             for i, shape in enumerate(of[optimizer.name])]

@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-from jaxmem.optim.configs import OptimizerConfig
+from jaxmem.optim.configs import LEARNED_WEIGHTS, OptimizerConfig
+from jaxmem.optim.learned import weights as learned_weights
+from jaxmem.optim.learned.celo import scale_by_celo
+from jaxmem.optim.learned.nominal import scale_by_small_fc_nominal
+from jaxmem.optim.learned.small_fc import scale_by_small_fc
 
 Dims = dict  # nested like the parameters, each leaf a tuple of dim names
 
@@ -34,7 +38,32 @@ def build(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationEx
             tx = muon(1.0, ns_steps=c.newton_schulz_steps, beta=c.momentum, eps=c.eps, weight_decay=c.weight_decay,
                       weight_decay_mask=decays, mu_dtype=moments, nesterov=nesterov, adam_b1=c.b1, adam_b2=c.b2, consistent_rms=0.2,
                       muon_weight_dimension_numbers=jax.tree.map(matrix_of, dims, is_leaf=is_dims))
+        case "learned":
+            decay = optax.add_decayed_weights(c.weight_decay, mask=decays) if c.weight_decay else optax.identity()
+            tx = optax.chain(learned(c, dims), decay, optax.scale(-1.0))
     return standard_promotion(optax.with_extra_args_support(tx))
+
+
+def learned(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationExtraArgs:
+    """The learned rule, its weights in its state, so that no program's text depends on what is in a file: `init` makes the untrained
+    ones where no file is named, and NaN where one is, until `with_trained_weights` puts the file's in their place."""
+    make = {"small_fc": scale_by_small_fc, "small_fc_nominal": scale_by_small_fc_nominal, "celo": scale_by_celo}[config.rule]
+    stacked = jax.tree.map(lambda d: d.count("layers"), dims, is_leaf=is_dims)
+
+    def start() -> learned_weights.Weights:
+        if config.weights is None:
+            learned_weights.warn_untrained(config.rule)
+            return learned_weights.initial(config.rule, jax.random.key(0))
+        return {name: jnp.full(shape, jnp.nan, jnp.float32) for name, shape in LEARNED_WEIGHTS[config.rule].items()}
+    return learned_weights.carrying(lambda w: make(w, stacked=stacked, moments=config.moments, chunk=config.chunk), start)
+
+
+def with_trained_weights(opt_state: optax.OptState, config: OptimizerConfig) -> optax.OptState:
+    """A new run's state with the numbers of `config.weights`; the same state where no file is named. A restored state has them already.
+    Raises InputError for a file that does not fit."""
+    if config.name != "learned" or config.weights is None:
+        return opt_state
+    return learned_weights.placed(opt_state, learned_weights.load(config.weights, config.rule))
 
 
 def standard_promotion(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:

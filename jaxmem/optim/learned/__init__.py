@@ -1,0 +1,1 @@
+"""Learned optimizers: update rules that are small networks, as optax transformations."""
