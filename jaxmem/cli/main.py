@@ -19,6 +19,7 @@ VERBS = {
     "export": "a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own",
     "diff": "what changed between two checks",
     "runs": "the runs of a folder: list them, or compare some side by side",
+    "results": "records of experiments: list, filter, arrange, export as CSV",
     "report": "a run as one HTML page: curves, what happened, memory, goodput",
     "models": "presets with their parameters",
     "topologies": "chips and topology names, with figures and their sources",

@@ -1,0 +1,223 @@
+"""What does each rematerialization policy cost in time for the memory it saves?
+
+Command:  `python -m experiments.remat_policies --model=decoder-small --topology=cpu:8 --out=runs/remat` (about 20 minutes on two
+          cores; stop it and start it again at will; `--jobs=2` compiles two points at a time)
+Expected: memory falls and recomputed FLOPs rise from `none` to `block`, with `dots`, `attention` and saved names between them; `block`
+          repeats about a quarter of the forward and backward FLOPs. Where the target's own attention kernel runs, `attention` saves
+          little: the kernel never keeps the scores. Offloading one value a layer needs about as much as `block` plus the host's link.
+
+Policies: `none` keeps everything the backward pass needs, `dots` keeps matmul outputs, `attention` recomputes attention alone, `block`
+keeps each layer's input alone, `save:A+B` keeps also the named values, `offload:A` keeps the named value in the host's memory.
+
+Two models, two batches each: the model of --model is compiled for every target and also runs here, on --topology; the model of
+--compiled_model is only compiled. Memory of a target is its compiler's (compile); its step time is a prediction from the compiled
+schedule (estimate); recomputed FLOPs are counted from shapes (estimate) and from the compiled text as what it computes beyond
+policy `none` (compile). Here the step time is measured, and memory is what the CPU's compiler says.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+from jaxmem import experiment
+from jaxmem.cost import flops
+from jaxmem.hardware import Topology, parse_topology
+from jaxmem.plan import Plan
+from jaxmem.records import PLAN, Found, Point, Record
+from jaxmem.report import experiment_page as page
+from jaxmem.report.experiment_figure import Scatter, drawing
+from jaxmem.report.experiment_page import Column, Line, Table
+from jaxmem.spec import InputError
+from jaxmem.tabulate import row as flat
+from jaxmem.tabulate import to_csv
+from jaxmem.workload import Workload
+
+POLICIES = ("none", "dots", "attention", "block", "save:query_proj+out_proj", "offload:decoder_layer_input")
+FLAGS = {
+    "model": ("decoder-small", "compiled for every target, and run here"),
+    "batch": ("8|32", "two or more global batches of that model, by |"),
+    "seq": ("256", "its tokens a sequence"),
+    "plan": ("fsdp=*", "how it is split; remat is what varies"),
+    "compiled_model": ("gpt2", "only compiled for the targets; empty for none"),
+    "compiled_batch": ("64|128", "its global batches"),
+    "compiled_seq": ("1024", "its tokens a sequence"),
+    "targets": ("v5e-8|h100:8", "topologies to compile for"),
+    "steps": ("10", "steps that are timed here, after two that are not"),
+}
+
+
+# ---------------------------------------------------------------- the grid
+
+def grid(flags: absl_flags.FlagValues) -> list[Point]:
+    """Models x batches x topologies x policies."""
+    if not flags.steps.isdigit() or int(flags.steps) < 1:
+        raise InputError(f"--steps={flags.steps}: expected a whole number, at least 1")
+    models = [(flags.model, flags.batch, flags.seq, True), (flags.compiled_model, flags.compiled_batch, flags.compiled_seq, False)]
+    points = []
+    for model, batches, seq, runs in (one for one in models if one[0]):
+        for batch in batches.split("|"):
+            for topology in [*filter(None, flags.targets.split("|")), *([flags.topology] if runs else [])]:
+                here = topology == flags.topology
+                for policy in POLICIES:
+                    if here and policy.startswith("offload") and parse_topology(topology).chip.kind == "cpu":
+                        continue  # a CPU device's memory is the host's: there is nowhere to move it to
+                    points.append(experiment.point(
+                        model=model, optimizer=flags.optimizer, batch=batch, seq=seq, topology=topology,
+                        plan=",".join(filter(None, (flags.plan, f"remat={policy}"))), alone=here, seeded=here,
+                        settings={"how": "measure", "steps": int(flags.steps)} if here else {"how": "compile"}))
+    return points
+
+
+# ---------------------------------------------------------------- one point
+
+def run(point: Point) -> Found:
+    topology = parse_topology(point.topology)
+    workload, plan = Workload.parse_line(point.workload), Plan.parse(point.plan, devices=topology.devices)
+    if point.settings["how"] == "measure":
+        return measured(workload, plan, topology, steps=point.settings["steps"], seed=point.seed)
+    return compiled(workload, plan, topology)
+
+
+def compiled(workload: Workload, plan: Plan, topology: Topology) -> Found:
+    """The train step compiled for a target that is not here."""
+    from jaxmem.analysis import parsed
+    from jaxmem.hlo import speed
+    from jaxmem.targets.compile import Request, compile_programs
+    from jaxmem.targets.flags import flags_for
+    from jaxmem.verdict import check_workload, step_programs
+
+    check = check_workload(workload, plan, topology, programs=("train",), jobs=1)
+    if check["verdict"] == "unknown":
+        raise RuntimeError("; ".join(check["problems"]) or "the compiler gave no figures")
+    names = step_programs(plan)
+    request = Request(spec={"kind": "workload", "workload": str(workload), "plan": str(plan)}, programs=names, topology=topology,
+                      flags=flags_for(plan.flags, topology))
+    total: float | None = 0.0
+    if check["verdict"] == "does_not_fit":  # a refused program has no text, and one that is too large is no step
+        total = None
+    else:
+        for artifact in compile_programs(request, jobs=1).values():  # the check's own, from the cache
+            one = speed.predict(parsed(artifact), topology, artifact.result["mesh"]).flops
+            total = None if total is None or one is None else total + one * topology.devices
+    fits = check["verdict"] in ("fits", "tight")
+    return Found(backend=check["backend"], values={
+        "verdict": (check["verdict"], "compile"), "peak_bytes": (check["peak_bytes"], "compile"),
+        "usable_bytes": (check["usable_bytes"], check["sources"].get("usable_bytes", "estimate")),
+        "host_bytes": (check["host_bytes"], "compile"), "step_s": (check["step_s"] if fits else None, "estimate"),
+        "compiled_flops": (total, "compile"), **estimated(workload, plan)})
+
+
+def estimated(workload: Workload, plan: Plan) -> dict[str, tuple[Any, Any]]:
+    """FLOPs of a step over all devices, from shapes, with attention written out as matmuls."""
+    found = flops.step_flops(workload, plan)
+    return {"estimated_flops": (found.hardware, "estimate"), "estimated_recomputed_flops": (found.recomputed, "estimate")}
+
+
+def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, seed: int) -> Found:
+    """The train step on the devices that are here: the median of `steps` steps, each waited for, after two that are not timed."""
+    import jax
+    import numpy as np
+
+    from jaxmem import step
+    from jaxmem.data import open_data
+    from jaxmem.hlo.parse import parse
+    from jaxmem.hlo.work import hlo_flops
+    from jaxmem.running import measured as devices
+    from jaxmem.running import starting
+    from jaxmem.targets.child import memory_of
+    from jaxmem.verdict import summed_peak
+
+    if plan.step != "fused":
+        raise InputError(f"step={plan.step}: only a fused step is timed here")
+    starting.start(topology, None)
+    programs = step.build(workload, plan, topology, jax.devices())
+    train = programs["train"].lower().compile()
+    state = programs["init"].lower().compile()(jax.device_put(np.uint32(seed), programs["init"].args[0].sharding))
+    data = open_data("synthetic", seq=workload.seq, vocab=workload.model.vocab, split="train")
+    rows = [data.row(seed * workload.batch + i) for i in range(workload.batch)]
+    batch = {name: jax.device_put(np.stack([one[name] for one in rows]), leaf.sharding) for name, leaf in programs.batch.items()}
+    scalars = programs["train"].args[2]
+    hyper = {name: jax.device_put(np.float32(value), scalars[name].sharding) for name, value in (("lr", 1e-3), ("clip", 1.0))}
+    seconds, loss = [], float("nan")
+    for _ in range(steps + 2):
+        start = time.perf_counter()
+        state, metrics = train(state, batch, hyper)
+        loss = float(metrics["loss"])
+        jax.block_until_ready(state)
+        seconds.append(time.perf_counter() - start)
+    text = train.as_text()
+    total = hlo_flops(parse(text)) if text else None
+    backend = devices.backend()
+    return Found(backend=backend, values={
+        "peak_bytes": (summed_peak(memory_of(train)), "compile"), "step_s": (statistics.median(seconds[2:]), "measure"),
+        "fastest_s": (min(seconds[2:]), "measure"), "slowest_s": (max(seconds[2:]), "measure"), "last_loss": (loss, "measure"),
+        "compiled_flops": (total * topology.devices if total is not None else None, "compile"), **estimated(workload, plan)})
+
+
+# ---------------------------------------------------------------- table and figure, from the records
+
+SAME = ("model", "optimizer", "batch", "seq", "topology", "settings", *(name for name in PLAN if name != "remat"))
+COLUMNS = (
+    Column(name="remat", head="policy"), Column(name="peak_bytes", head="memory a device", unit="bytes"),
+    Column(name="memory_ratio", head="of `none`", unit="percent"), Column(name="step_s", head="step", unit="seconds"),
+    Column(name="time_ratio", head="of `none`", unit="percent"),
+    Column(name="estimated_recomputed_flops", head="recomputed FLOPs, counted from shapes", unit="flops"),
+    Column(name="compiled_recomputed_flops", head="FLOPs beyond `none`, compiled", unit="flops"),
+)
+TARGET = (*COLUMNS, Column(name="host_bytes", head="host memory", unit="bytes"), Column(name="verdict", head="verdict"))
+
+
+def pages(records: Sequence[Record]) -> dict[str, str]:
+    """The page, the figure, and the tables as Markdown and CSV."""
+    lines = with_ratios(page.lines(records))
+    titles = list(dict.fromkeys(title(line) for line in lines))
+    tables = []
+    for name in titles:
+        own = [line for line in lines if title(line) == name]
+        here = own[0]["settings"].value != "how=compile"
+        lead = (f"Measured here: the median of the timed steps. Memory is what the {own[0]['backend'].value} compiler says." if here else
+                f"Compiled for {own[0]['backend'].value}: memory is the compiler's, the step time predicted from its schedule.")
+        tables.append(Table(title=name, lead=lead, columns=COLUMNS if here else TARGET, lines=own))
+    scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
+                      x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", panel=panel, limit="usable_bytes",
+                      y=Column(name="peak_bytes", head="memory a device", unit="bytes"))
+    lines = sorted(lines, key=lambda line: [panel(one)[0] for one in lines].index(panel(line)[0]))
+    name = "Rematerialization: memory against time"
+    lead = ("Each mark is a policy. The dotted line joins those that no other beats in both memory and time. Axes do not begin at zero.")
+    return {"index.html": page.render(name, __doc__ or "", [("Memory against time", lead, drawing(scatter, lines, alone=False))], tables,
+                                      records),
+            "remat.svg": drawing(scatter, lines), "table.md": page.markdown_page(name, __doc__ or "", tables, records, "remat.svg"),
+            "results.csv": to_csv([flat(one) for one in records])}
+
+
+def with_ratios(lines: list[Line]) -> list[Line]:
+    """The lines with what policy `none` of the same workload and topology had in proportion, and the FLOPs beyond it."""
+    where = {"remat": "none"}
+    for name, ratio in (("peak_bytes", "memory_ratio"), ("step_s", "time_ratio"), ("compiled_flops", "compiled_recomputed_flops")):
+        for line, base in zip(lines, page.baseline(lines, SAME, where, name), strict=True):
+            own = line.get(name, page.NOTHING)
+            if own.number is not None and base:
+                value = own.number - base if name == "compiled_flops" else own.number / base
+                line[ratio] = page.Cell(value=value, source=own.source)
+    return lines
+
+
+def title(line: Line) -> str:
+    return f"{line['model'].value}, batch {line['batch'].value} x {line['seq'].value}, on {line['topology'].value}"
+
+
+def panel(line: Line) -> tuple[str, str]:
+    here = line["settings"].value != "how=compile"
+    return (f"{line['model'].value}, {line['batch'].value} x {line['seq'].value}, {line['topology'].value}",
+            "time: measure; memory: compile" if here else "time: estimate; memory: compile")
+
+
+EXPERIMENT = experiment.Experiment(name="remat_policies", module="experiments.remat_policies", doc=__doc__ or "", grid=grid, pages=pages,
+                                   flags=FLAGS)
+
+if __name__ == "__main__":
+    sys.exit(experiment.main(EXPERIMENT, sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""A figure that stands alone: one number against another in small panels, each point with the colour and shape of what it is.
+
+An SVG of fixed size for light and dark pages, from lines alone. In each panel a thin line joins the points that no other beats in
+both numbers (lower is better in both); several seeds show as bars over their 95% intervals.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from jaxmem.report.curves import Range, tick_text, ticks, value_range
+from jaxmem.report.experiment_page import NOTHING, Cell, Column, Line
+from jaxmem.report.markup import Markup, element, text
+from jaxmem.report.units import byte_unit
+from jaxmem.tabulate import Interval
+
+COLOURS = (("#0a62bd", "#74c4fd"), ("#b93012", "#ff8a6b"), ("#1a7f37", "#5fd07a"), ("#8250df", "#c9a5ff"), ("#9a6700", "#e3b341"),
+           ("#c2187a", "#ff8ac4"), ("#0b7285", "#5bd3e3"), ("#57606b", "#b4bdc8"))
+SHAPES = ("M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0z", "M-4.6,-4.6h9.2v9.2h-9.2z", "M0,-5.8L5.4,4H-5.4z", "M0,-6L6,0L0,6L-6,0z",
+          "M0,5.8L5.4,-4H-5.4z", "M-2,-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z", "M-6,-2.5h12v5h-12z", "M-2.5,-6h5v12h-5z")
+PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW = 250.0, 170.0, 58.0, 22.0, 52.0, 56.0
+CHARACTER = 7.0  # pixels that one takes at 13 px, about
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:var(--soft)}.title,.name{font-weight:600;fill:var(--ink)}.title{font-size:15px}"
+    ".small{font-size:12px}.grid{stroke:var(--ink);stroke-opacity:.13}"
+    ".front{fill:none;stroke:var(--soft);stroke-opacity:.6;stroke-dasharray:3 3}"
+    ".limit{stroke:#b93012;stroke-dasharray:7 4;stroke-width:1.5}.bar{stroke-width:1.5}"
+)
+LIGHT = "--soft:#57606b;--ink:#14181d;" + "".join(f"--mark-{i}:{light};" for i, (light, _) in enumerate(COLOURS))
+DARK = "--soft:#9aa5b1;--ink:#e9edf2;" + "".join(f"--mark-{i}:{dark};" for i, (_, dark) in enumerate(COLOURS))
+BOTH = "".join(f"--mark-{i}:light-dark({light},{dark});" for i, (light, dark) in enumerate(COLOURS))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """`x`, `y`: what is drawn. `mark`: the column that tells points apart. `panel`: the title of the panel that a line belongs to, and
+    under it a few words on what its numbers are. `limit`: a column with a value of y that must not be passed."""
+
+    title: str
+    x: Column
+    y: Column
+    mark: str
+    panel: Callable[[Line], tuple[str, str]]
+    limit: str | None = None
+    across: int = 3
+
+
+def drawing(scatter: Scatter, lines: Sequence[Line], *, alone: bool = True) -> str:
+    """The SVG. `alone`: a file of its own, with both schemes inside; otherwise a part of a page, which has the colours' scheme."""
+    panels: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        panels.setdefault(scatter.panel(line), []).append(line)
+    names = list(dict.fromkeys(str(line[scatter.mark].value) for line in lines))
+    across = min(scatter.across, max(1, len(panels)))
+    width = across * (LEFT + PLOT_WIDTH + RIGHT)
+    keys, top = _legend(names, width)
+    parts = [element("text", scatter.title, x=14, y=24, class_="title"), *keys]
+    for i, (panel, own) in enumerate(panels.items()):
+        x = i % across * (LEFT + PLOT_WIDTH + RIGHT) + LEFT
+        y = i // across * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
+        parts.append(element("g", *_panel(scatter, panel, own, names), transform=f"translate({x:g} {y:g})"))
+    height = -(-len(panels) // across) * (ABOVE + PLOT_HEIGHT + BELOW) + top
+    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
+            f'class="figure" aria-label="{text(scatter.title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
+
+
+def _legend(names: Sequence[str], width: float) -> tuple[list[Markup], float]:
+    """The marks with their names, in as many rows as they need, and where they end."""
+    parts, x, y = [], 22.0, 48.0
+    for i, name in enumerate(names):
+        needed = 26 + CHARACTER * len(name)
+        if x + needed > width and x > 22:
+            x, y = 22.0, y + 22
+        parts += [_mark(i, x, y - 4), element("text", name, x=x + 13, y=y)]
+        x += needed
+    return parts, y + 6
+
+
+def _mark(i: int, x: float, y: float, *inside: Markup) -> Markup:
+    return element("g", element("path", d=SHAPES[i % len(SHAPES)], style=f"fill:var(--mark-{i % len(COLOURS)})"), *inside,
+                   transform=f"translate({x:.1f} {y:.1f})")
+
+
+def _panel(scatter: Scatter, panel: tuple[str, str], lines: Sequence[Line], names: Sequence[str]) -> list[Markup]:
+    parts = [element("text", panel[0], x=0, y=-30, class_="name"), element("text", panel[1], x=0, y=-13, class_="small")]
+    drawn = [(line, x, y) for line in lines
+             if (x := line.get(scatter.x.name, NOTHING).number) is not None and (y := line.get(scatter.y.name, NOTHING).number) is not None]
+    missing = [str(line[scatter.mark].value) for line in lines if line not in [one[0] for one in drawn]]
+    if missing:
+        parts.append(element("text", f"not drawn: {', '.join(missing)}", x=0, y=PLOT_HEIGHT + 52, class_="small"))
+    if not drawn:
+        return parts
+    limit = next((value for line in lines if scatter.limit and (value := line.get(scatter.limit, NOTHING).number) is not None), None)
+    near = limit is not None and limit < 1.6 * max(y for _, _, y in drawn)
+    across = value_range([end for line, _, _ in drawn for end in _ends(line[scatter.x.name])])
+    up = value_range([end for line, _, _ in drawn for end in _ends(line[scatter.y.name])], also=[limit] if near and limit else [])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return PLOT_WIDTH * across.share(x), PLOT_HEIGHT * (1 - up.share(y))
+    parts += _axes(scatter, across, up)
+    if near and limit is not None:
+        y = at(0, limit)[1]
+        parts += [element("line", x1=0, x2=PLOT_WIDTH, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="limit"),
+                  element("text", "usable", x=PLOT_WIDTH, y=f"{y - 4:.1f}", text_anchor="end", class_="small")]
+    best = front([(x, y) for _, x, y in drawn])
+    if len(best) > 1:
+        parts.append(element("path", d="M" + "L".join("{:.1f},{:.1f}".format(*at(*one)) for one in best), class_="front"))
+    for line, x, y in drawn:
+        i = names.index(str(line[scatter.mark].value))
+        for cell, horizontal in ((line[scatter.x.name], True), (line[scatter.y.name], False)):
+            low, high = _ends(cell)
+            if high > low:
+                a, b = (at(low, y), at(high, y)) if horizontal else (at(x, low), at(x, high))
+                parts.append(element("line", x1=f"{a[0]:.1f}", y1=f"{a[1]:.1f}", x2=f"{b[0]:.1f}", y2=f"{b[1]:.1f}", class_="bar",
+                                     style=f"stroke:var(--mark-{i % len(COLOURS)})"))
+        parts.append(_mark(i, *at(x, y), element("title", f"{names[i]}: {x:.4g}, {y:.4g}")))
+    return parts
+
+
+def _axes(scatter: Scatter, across: Range, up: Range) -> list[Markup]:
+    (x_unit, x_size), (y_unit, y_size) = _unit(scatter.x, across.high), _unit(scatter.y, up.high)
+    parts = []
+    values = ticks(up.low / y_size, up.high / y_size, 4)
+    for value in values:
+        y = f"{PLOT_HEIGHT * (1 - up.share(value * y_size)):.1f}"
+        parts += [element("line", x1=0, x2=PLOT_WIDTH, y1=y, y2=y, class_="grid"),
+                  element("text", tick_text(value, values), x=-8, y=y, dy="0.35em", text_anchor="end", class_="small")]
+    values = ticks(across.low / x_size, across.high / x_size, 4)
+    for value in values:
+        x = f"{PLOT_WIDTH * across.share(value * x_size):.1f}"
+        parts += [element("line", x1=x, x2=x, y1=0, y2=PLOT_HEIGHT, class_="grid"),
+                  element("text", tick_text(value, values), x=x, y=PLOT_HEIGHT + 17, text_anchor="middle", class_="small")]
+    parts.append(element("text", f"{scatter.x.head}, {x_unit}" if x_unit else scatter.x.head, x=PLOT_WIDTH / 2, y=PLOT_HEIGHT + 35,
+                         text_anchor="middle", class_="small"))
+    parts.append(element("text", f"{scatter.y.head}, {y_unit}" if y_unit else scatter.y.head, text_anchor="middle", class_="small",
+                         transform=f"translate(-44 {PLOT_HEIGHT / 2}) rotate(-90)"))
+    return parts
+
+
+def _unit(column: Column, largest: float) -> tuple[str, float]:
+    """The unit of an axis whose largest value that is, and its size in SI units."""
+    if column.unit == "bytes":
+        return byte_unit([round(largest)])
+    if column.unit == "seconds":
+        return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if largest >= size), ("µs", 1e-6))
+    if column.unit == "flops":
+        power = max(0, min(6, int(math.log10(max(largest, 1.0)) // 3)))
+        return ("", "K", "M", "G", "T", "P", "E")[power] + "FLOP", 10.0 ** (3 * power)
+    return ("%", 0.01) if column.unit == "percent" else ("", 1.0)
+
+
+def _ends(cell: Cell) -> tuple[float, float]:
+    """A number twice, or the ends of its interval."""
+    half = cell.value.half_width or 0.0 if isinstance(cell.value, Interval) else 0.0
+    assert cell.number is not None
+    return cell.number - half, cell.number + half
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other is at least as low as in both numbers and lower in one, by the first number."""
+    return sorted({(x, y) for x, y in points if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)})

@@ -1,0 +1,186 @@
+"""An experiment's page, tables and text, from its records alone.
+
+A *line* is a point with its seeds taken together: column -> `Cell`. The experiment adds cells of its own (a ratio to a baseline, say)
+and says which columns a table shows. The drawing is in `experiment_figure.py`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jaxmem import spec
+from jaxmem.records import Record
+from jaxmem.report import pieces
+from jaxmem.report.markup import Markup, element
+from jaxmem.report.page import page
+from jaxmem.report.units import UNKNOWN, bytes_text, count_text, percent_text, scaled_text, seconds_text
+from jaxmem.tabulate import Interval, interval, row
+
+Unit = Literal["bytes", "seconds", "flops", "count", "percent", "times", "words"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number, the `Interval` of several seeds, or words; None is unknown."""
+
+    value: Any
+    source: str | None = None
+
+    @property
+    def number(self) -> float | None:
+        value = self.value.mean if isinstance(self.value, Interval) else self.value
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+Line = dict[str, Cell]
+NOTHING = Cell(value=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    name: str
+    head: str
+    unit: Unit = "words"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    lead: str
+    columns: Sequence[Column]
+    lines: Sequence[Line]
+
+    def source(self, column: Column) -> str | None:
+        """The source that all known numbers of a column share."""
+        found = {cell.source for line in self.lines if (cell := line.get(column.name, NOTHING)).value is not None}
+        return found.pop() if len(found) == 1 else None
+
+
+def lines(records: Sequence[Record]) -> list[Line]:
+    """A line for each point that has numbers, its seeds as intervals; points without numbers have none."""
+    groups: dict[str, list[Record]] = {}
+    for one in records:
+        if one["status"] == "done":
+            same = json.dumps([one["workload"], one["topology"], one["plan"], one["settings"]], sort_keys=True)
+            groups.setdefault(same, []).append(one)
+    return [_line(group) for group in groups.values()]
+
+
+def _line(group: Sequence[Record]) -> Line:
+    out = {name: Cell(value=value) for name, value in row(group[0]).items()}
+    for name in dict.fromkeys(name for one in group for name in one["values"]):
+        known = [value for one in group if (value := one["values"].get(name)) is not None and not isinstance(value, list)]
+        source = next((one["sources"].get(name) for one in group if name in one["sources"]), None)
+        if known and all(isinstance(value, (int, float)) for value in known):
+            value = interval(known) if len(known) > 1 else known[0]
+        else:
+            value = ", ".join(dict.fromkeys(map(spec.show, known))) or None
+        out[name] = Cell(value=value, source=source)
+    return out
+
+
+# ---------------------------------------------------------------- cells as text
+
+def number_text(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return UNKNOWN
+    if unit == "bytes":
+        return bytes_text(round(value))
+    if unit == "times":
+        return f"{value:.2f}x"
+    return {"seconds": seconds_text, "flops": scaled_text, "count": count_text, "percent": percent_text}[unit](value)
+
+
+def cell_text(cell: Cell, unit: Unit) -> str:
+    """`12.3 ms`, or with several seeds `12.3 ms ± 0.4 ms`."""
+    if cell.value is None:
+        return UNKNOWN
+    if cell.number is None or unit == "words":
+        return spec.show(cell.value.mean if isinstance(cell.value, Interval) else cell.value)
+    text = number_text(cell.number, unit)
+    half = cell.value.half_width if isinstance(cell.value, Interval) else None
+    return f"{text} ± {number_text(half, unit)}" if half else text
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown, a column's source under its head."""
+    heads = [f"{column.head}<br>*{source}*" if (source := table.source(column)) else column.head for column in table.columns]
+    rules = ["---" if column.unit == "words" else "---:" for column in table.columns]
+    rows = [[_told(table, column, line) for column in table.columns] for line in table.lines]
+    return "".join(f"| {' | '.join(one)} |\n" for one in (heads, rules, *rows))
+
+
+def _told(table: Table, column: Column, line: Line) -> str:
+    cell = line.get(column.name, NOTHING)
+    own = f" *{cell.source}*" if cell.source and table.source(column) is None else ""
+    return cell_text(cell, column.unit).replace("|", "\\|") + own
+
+
+def markdown_page(title: str, doc: str, tables: Sequence[Table], records: Sequence[Record], figure: str) -> str:
+    """Tables and figure as one Markdown text."""
+    parts = [f"# {title}\n", f"{doc.strip().splitlines()[0]}\n", f"![{title}]({figure})\n"]
+    for table in tables:
+        parts += [f"## {table.title}\n", f"{table.lead}\n", markdown(table)]
+    parts += [f"{versions_text(records)}\n"]
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------- the page
+
+def render(title: str, doc: str, figures: Sequence[tuple[str, str, str]], tables: Sequence[Table], records: Sequence[Record]) -> str:
+    """`doc`: an experiment's docstring (question, then the rest). `figures`: (heading, sentence, SVG). The whole page as text."""
+    question, _, rest = doc.strip().partition("\n")
+    done = sum(one["status"] == "done" for one in records)
+    counts = f"{done} of {len(records)} points have numbers." if done < len(records) else f"{done} points."
+    head = element("section", element("p", title, class_="state"), element("h1", question),
+                   element("p", f"{counts} {versions_text(records)}", class_="sub"), class_="sheet verdict unknown")
+    drawn = [pieces.section(heading, None, lead, Markup(f'<div class="scroll">{svg}</div>')) for heading, lead, svg in figures]
+    shown = [pieces.section(table.title, None, table.lead, _table(table), class_="long") for table in tables]
+    about = pieces.section("How this was made", None, None,
+                           element("pre", rest.strip(), style="white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px;margin:0"))
+    return page(title, "jaxmem experiment", [head, *drawn, *shown, without_numbers(records), about], styles=["page.css"],
+                scripts=["page.js"])
+
+
+def _table(table: Table) -> Markup:
+    heads = [element("th", column.head, element("br"), pieces.chip(table.source(column)), scope="col",
+                     class_=None if column.unit == "words" else "number") for column in table.columns]
+    body = [element("tr", [_cell(table, column, line) for column in table.columns]) for line in table.lines]
+    return element("div", element("table", element("thead", element("tr", heads)), element("tbody", *body)), class_="scroll")
+
+
+def _cell(table: Table, column: Column, line: Line) -> Markup:
+    cell = line.get(column.name, NOTHING)
+    how = pieces.chip(cell.source) if table.source(column) is None else None
+    return element("td", cell_text(cell, column.unit), how, class_="keep" if column.unit == "words" else "number")
+
+
+def without_numbers(records: Sequence[Record]) -> Markup | None:
+    """Points that were refused or failed, with their reasons."""
+    rest = [one for one in records if one["status"] != "done"]
+    if not rest:
+        return None
+    rows = [[pieces.cell(one["workload"]), pieces.cell(one["topology"]), pieces.cell(one["plan"]), pieces.cell(one["status"]),
+             pieces.cell(one["reason"] or UNKNOWN)] for one in rest]
+    return pieces.section("Points without numbers", None, None, pieces.table(["workload", "topology", "plan", "status", "reason"], rows))
+
+
+def versions_text(records: Sequence[Record]) -> str:
+    """`With cpu; tpu v5e; jax 0.12.0.1, libtpu 0.0.50.1.`; every version that occurs, where records are of several."""
+    backends = list(dict.fromkeys(one["backend"] for one in records if one.get("backend")))
+    found: dict[str, list[str]] = {}
+    for one in records:
+        for name, version in one.get("versions", {}).items():
+            if version and name in ("jaxmem", "jax", "jaxlib", "libtpu", "cuda_plugin") and version not in found.setdefault(name, []):
+                found[name].append(version)
+    said = ", ".join(f"{name} {' and '.join(versions)}" for name, versions in found.items())
+    return f"Backends: {', '.join(backends) or 'unknown'}; {said or 'versions unknown'}."
+
+
+def baseline(of: Sequence[Line], same: Sequence[str], where: Mapping[str, Any], name: str) -> list[float | None]:
+    """For each line, the number `name` of the line that agrees with it in the columns `same` and has the values `where`."""
+    def values(line: Line) -> list[Any]:
+        return [line.get(column, NOTHING).value for column in same]
+    bases = [line for line in of if all(line.get(column, NOTHING).value == value for column, value in where.items())]
+    return [next((base.get(name, NOTHING).number for base in bases if values(base) == values(line)), None) for line in of]

@@ -1,0 +1,154 @@
+"""Runs the points of a sweep, each in a child process, and puts what comes of it on record.
+
+A child that dies or takes too long is a record with its reason. Points that measure time run alone, after the others. Whatever ends
+the sweep, no child stays behind and what was done is on record.
+
+`python -m jaxmem.sweep MODULE POINT OUT` is the child: it calls `MODULE.run(point)` and writes what it returns to the file OUT.
+"""
+
+import collections
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxmem import environment
+from jaxmem.records import FILE, Found, Point, append, record
+from jaxmem.report.units import duration_text
+from jaxmem.spec import InputError
+
+PATIENCE_S = 15.0  # for a child that was asked to stop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Child:
+    point: Point
+    process: subprocess.Popen
+    out: pathlib.Path
+    log: pathlib.Path
+    began: float
+
+
+def sweep(points: Sequence[Point], *, experiment: str, module: str, folder: pathlib.Path, versions: Mapping[str, Any], jobs: int,
+          timeout_s: float, say: Callable[[str], None]) -> collections.Counter[str]:
+    """How many of `points` ended in which status. `jobs` of them run at a time. Raises what interrupts it."""
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    waiting = collections.deque(sorted(points, key=lambda point: point.alone))
+    running: list[Child] = []
+    counts: collections.Counter[str] = collections.Counter()
+    start = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and may_start(waiting[0], [child.point for child in running], jobs):
+                running.append(start_child(waiting.popleft(), experiment, module, logs, versions))
+            time.sleep(0.05)
+            for child in list(running):
+                wall_s = time.monotonic() - child.began
+                late = wall_s > timeout_s
+                if child.process.poll() is None and not late:
+                    continue
+                if late:
+                    stop(child)
+                line = outcome(child, experiment, versions, wall_s, f"no result within {timeout_s:g} s" if late else None)
+                append(folder / FILE, line)
+                running.remove(child)
+                counts[line["status"]] += 1
+                ended = counts.total()
+                left_s = (time.monotonic() - start) / ended * (len(points) - ended)
+                about = f", about {duration_text(left_s)} left" if ended < len(points) else ""
+                why = f" ({line['reason'].splitlines()[0]})" if line["reason"] else ""
+                place = f"{ended:>{len(str(len(points)))}}/{len(points)}"
+                say(f"{place} {line['status']} in {duration_text(wall_s)}{about}: {child.point}{why}")
+    finally:
+        for child in running:
+            stop(child)
+    return counts
+
+
+def may_start(point: Point, beside: Sequence[Point], jobs: int) -> bool:
+    if point.alone or any(other.alone for other in beside):
+        return not beside
+    return len(beside) < jobs
+
+
+def start_child(point: Point, experiment: str, module: str, logs: pathlib.Path, versions: Mapping[str, Any]) -> Child:
+    key = point.key(experiment, versions)
+    out, log = logs / f"{key}.json", logs / f"{key}.txt"
+    out.unlink(missing_ok=True)
+    path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))  # the child finds what this process would
+    with open(log, "wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "jaxmem.sweep", module, json.dumps(dataclasses.asdict(point)), str(out)],
+                                   stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                                   env={**os.environ, "PYTHONPATH": path})
+    return Child(point=point, process=process, out=out, log=log, began=time.monotonic())
+
+
+def stop(child: Child) -> None:
+    """Ask first: a child has children of its own, and ends them when it is interrupted."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if child.process.poll() is None:
+            os.killpg(child.process.pid, number)
+            try:
+                child.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def outcome(child: Child, experiment: str, versions: Mapping[str, Any], wall_s: float, late: str | None) -> dict[str, Any]:
+    """The record of a point whose child has ended."""
+    try:
+        said = json.loads(child.out.read_text())
+    except (OSError, ValueError):
+        said = {"status": "failed", "reason": death(child)}
+    if late and said["status"] != "done":
+        said = {"status": "failed", "reason": late}
+    child.out.unlink(missing_ok=True)
+    return record(experiment, child.point, versions, status=said["status"], reason=said.get("reason"), values=said.get("values"),
+                  backend=said.get("backend"), time=time.time(), wall_s=wall_s)
+
+
+def death(child: Child) -> str:
+    code = child.process.returncode
+    lines = [line for line in child.log.read_text(errors="replace").splitlines() if line.strip()]
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code} and no result"
+    hint = "; out of this machine's memory is the usual cause" if code == -signal.SIGKILL else ""
+    return f"{how}{hint}" + (f": {lines[-1].strip()[:300]}" if lines else "")
+
+
+# ---------------------------------------------------------------- the child
+
+def run_here(module: str, point: Point) -> dict[str, Any]:
+    """What `MODULE.run` says about a point, or why it says nothing."""
+    try:
+        found: Found = importlib.import_module(module).run(point)
+    except InputError as error:
+        return {"status": "refused", "reason": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        return {"status": "failed", "reason": f"{type(error).__name__}: {first}"[:500]}
+    record("", point, {}, status="done", time=0.0, values=found.values)  # names and sources are seen to here, where they were chosen
+    return {"status": "done", "values": {name: list(pair) for name, pair in found.values.items()}, "backend": found.backend}
+
+
+def main(argv: Sequence[str]) -> None:
+    environment.quiet()  # before anything can import jax
+    module, text, out = argv
+    said = run_here(module, Point(**json.loads(text)))
+    path = pathlib.Path(out)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(said))
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
