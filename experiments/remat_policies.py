@@ -46,7 +46,7 @@ FLAGS = {
     "compiled_batch": ("64|128", "its global batches"),
     "compiled_seq": ("1024", "its tokens a sequence"),
     "targets": ("v5e-8|h100:8", "topologies to compile for"),
-    "steps": ("10", "steps that are timed here, after two that are not"),
+    "steps": ("5", "steps that are timed here, after two that are not"),
 }
 
 
@@ -60,7 +60,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
     points = []
     for model, batches, seq, runs in (one for one in models if one[0]):
         for batch in batches.split("|"):
-            for topology in [*filter(None, flags.targets.split("|")), *([flags.topology] if runs else [])]:
+            for topology in [*filter(None, flags.targets.split("|")), *([flags.topology] if runs and flags.topology else [])]:
                 here = topology == flags.topology
                 for policy in POLICIES:
                     if here and policy.startswith("offload") and parse_topology(topology).chip.kind == "cpu":
@@ -163,10 +163,10 @@ def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, 
 SAME = ("model", "optimizer", "batch", "seq", "topology", "settings", *(name for name in PLAN if name != "remat"))
 COLUMNS = (
     Column(name="remat", head="policy"), Column(name="peak_bytes", head="memory a device", unit="bytes"),
-    Column(name="memory_ratio", head="of `none`", unit="percent"), Column(name="step_s", head="step", unit="seconds"),
-    Column(name="time_ratio", head="of `none`", unit="percent"),
-    Column(name="estimated_recomputed_flops", head="recomputed FLOPs, counted from shapes", unit="flops"),
-    Column(name="compiled_recomputed_flops", head="FLOPs beyond `none`, compiled", unit="flops"),
+    Column(name="memory_ratio", head="to none", unit="percent"), Column(name="step_s", head="step", unit="seconds"),
+    Column(name="time_ratio", head="to none", unit="percent"),
+    Column(name="estimated_recomputed_flops", head="recomputed", unit="flops"),
+    Column(name="compiled_recomputed_flops", head="beyond none", unit="flops"),
 )
 TARGET = (*COLUMNS, Column(name="host_bytes", head="host memory", unit="bytes"), Column(name="verdict", head="verdict"))
 
@@ -179,8 +179,11 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     for name in titles:
         own = [line for line in lines if title(line) == name]
         here = own[0]["settings"].value != "how=compile"
-        lead = (f"Measured here: the median of the timed steps. Memory is what the {own[0]['backend'].value} compiler says." if here else
-                f"Compiled for {own[0]['backend'].value}: memory is the compiler's, the step time predicted from its schedule.")
+        backend = own[0]["backend"].value
+        lead = (f"Run here: the median of the timed steps; memory is what the compiler for {backend} says. " if here else
+                f"Compiled for {backend}: memory is the compiler's, the step time predicted from its schedule. ")
+        lead += ("Recomputed: matmul FLOPs that come again, of a step over all devices, counted from shapes. Beyond none: what the "
+                 "compiled step computes more than that of policy none.")
         tables.append(Table(title=name, lead=lead, columns=COLUMNS if here else TARGET, lines=own))
     scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
                       x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", panel=panel, limit="usable_bytes",

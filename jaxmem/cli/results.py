@@ -1,14 +1,16 @@
 """records of experiments: list, filter, arrange, export as CSV.
 
   jaxmem results                                         every record under runs/
-  jaxmem results runs/remat --filter="remat=none|block,batch=8" --columns=remat,topology,peak_bytes,step_s
+  jaxmem results runs/remat --filter="remat=none|block,batch=8"
   jaxmem results runs/remat --pivot=model+batch+remat,topology,peak_bytes
+  jaxmem results runs/remat --columns=remat,topology,step_s
   jaxmem results runs/remat --csv=results.csv
 
-A filter's conditions are COLUMN=VALUE|VALUE, or with != < <= > >= or ~ (contains). Columns are the parts
-of the workload (model optimizer batch seq) and of the plan (fsdp remat ...), topology, seed, status, the
-settings and the values. A pivot is ROWS,COLUMN,VALUE: rows joined by +, the value as the mean over seeds
-with its 95% interval. Of points that several versions tried, the latest counts (--csv writes all).
+A filter's conditions are COLUMN=VALUE|VALUE, or with != < <= > >= or ~ (contains). Columns are
+the parts of the workload (model optimizer batch seq) and of the plan (fsdp remat ...), topology,
+seed, status, the settings and the values. A pivot is ROWS,COLUMN,VALUE: rows joined by +, the
+value as the mean over seeds with its 95% interval. Of points that several versions tried, the
+latest counts (--csv writes all).
 """
 
 import pathlib

@@ -5,13 +5,11 @@ both numbers (lower is better in both); several seeds show as bars over their 95
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 from jaxmem.report.curves import Range, tick_text, ticks, value_range
-from jaxmem.report.experiment_page import NOTHING, Cell, Column, Line
+from jaxmem.report.experiment_page import NOTHING, Cell, Column, Line, axis_unit
 from jaxmem.report.markup import Markup, element, text
-from jaxmem.report.units import byte_unit
 from jaxmem.tabulate import Interval
 
 COLOURS = (("#0a62bd", "#74c4fd"), ("#b93012", "#ff8a6b"), ("#1a7f37", "#5fd07a"), ("#8250df", "#c9a5ff"), ("#9a6700", "#e3b341"),
@@ -46,15 +44,15 @@ class Scatter:
 
 
 def drawing(scatter: Scatter, lines: Sequence[Line], *, alone: bool = True) -> str:
-    """The SVG. `alone`: a file of its own, with both schemes inside; otherwise a part of a page, which has the colours' scheme."""
+    """The SVG. `alone`: a file of its own, with its title and both schemes; otherwise a part of a page, which has them already."""
     panels: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         panels.setdefault(scatter.panel(line), []).append(line)
     names = list(dict.fromkeys(str(line[scatter.mark].value) for line in lines))
     across = min(scatter.across, max(1, len(panels)))
     width = across * (LEFT + PLOT_WIDTH + RIGHT)
-    keys, top = _legend(names, width)
-    parts = [element("text", scatter.title, x=14, y=24, class_="title"), *keys]
+    keys, top = _legend(names, width, 48.0 if alone else 18.0)
+    parts = [*([element("text", scatter.title, x=14, y=24, class_="title")] if alone else []), *keys]
     for i, (panel, own) in enumerate(panels.items()):
         x = i % across * (LEFT + PLOT_WIDTH + RIGHT) + LEFT
         y = i // across * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
@@ -65,9 +63,9 @@ def drawing(scatter: Scatter, lines: Sequence[Line], *, alone: bool = True) -> s
             f'class="figure" aria-label="{text(scatter.title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
 
 
-def _legend(names: Sequence[str], width: float) -> tuple[list[Markup], float]:
+def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup], float]:
     """The marks with their names, in as many rows as they need, and where they end."""
-    parts, x, y = [], 22.0, 48.0
+    parts, x = [], 22.0
     for i, name in enumerate(names):
         needed = 26 + CHARACTER * len(name)
         if x + needed > width and x > 22:
@@ -119,7 +117,7 @@ def _panel(scatter: Scatter, panel: tuple[str, str], lines: Sequence[Line], name
 
 
 def _axes(scatter: Scatter, across: Range, up: Range) -> list[Markup]:
-    (x_unit, x_size), (y_unit, y_size) = _unit(scatter.x, across.high), _unit(scatter.y, up.high)
+    (x_unit, x_size), (y_unit, y_size) = axis_unit(scatter.x.unit, across.high), axis_unit(scatter.y.unit, up.high)
     parts = []
     values = ticks(up.low / y_size, up.high / y_size, 4)
     for value in values:
@@ -136,18 +134,6 @@ def _axes(scatter: Scatter, across: Range, up: Range) -> list[Markup]:
     parts.append(element("text", f"{scatter.y.head}, {y_unit}" if y_unit else scatter.y.head, text_anchor="middle", class_="small",
                          transform=f"translate(-44 {PLOT_HEIGHT / 2}) rotate(-90)"))
     return parts
-
-
-def _unit(column: Column, largest: float) -> tuple[str, float]:
-    """The unit of an axis whose largest value that is, and its size in SI units."""
-    if column.unit == "bytes":
-        return byte_unit([round(largest)])
-    if column.unit == "seconds":
-        return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if largest >= size), ("µs", 1e-6))
-    if column.unit == "flops":
-        power = max(0, min(6, int(math.log10(max(largest, 1.0)) // 3)))
-        return ("", "K", "M", "G", "T", "P", "E")[power] + "FLOP", 10.0 ** (3 * power)
-    return ("%", 0.01) if column.unit == "percent" else ("", 1.0)
 
 
 def _ends(cell: Cell) -> tuple[float, float]:

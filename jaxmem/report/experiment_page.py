@@ -6,6 +6,8 @@ and says which columns a table shows. The drawing is in `experiment_figure.py`.
 
 import dataclasses
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ from jaxmem.records import Record
 from jaxmem.report import pieces
 from jaxmem.report.markup import Markup, element
 from jaxmem.report.page import page
-from jaxmem.report.units import UNKNOWN, bytes_text, count_text, percent_text, scaled_text, seconds_text
+from jaxmem.report.units import UNKNOWN, byte_unit, bytes_text, count_text, percent_text, seconds_text
 from jaxmem.tabulate import Interval, interval, row
 
 Unit = Literal["bytes", "seconds", "flops", "count", "percent", "times", "words"]
@@ -89,7 +91,10 @@ def number_text(value: float | None, unit: Unit) -> str:
         return bytes_text(round(value))
     if unit == "times":
         return f"{value:.2f}x"
-    return {"seconds": seconds_text, "flops": scaled_text, "count": count_text, "percent": percent_text}[unit](value)
+    if unit == "flops" and value:
+        name, size = axis_unit(unit, abs(value))
+        return f"{value / size:.3g} {name}"
+    return {"seconds": seconds_text, "flops": count_text, "count": count_text, "percent": percent_text}[unit](value)
 
 
 def cell_text(cell: Cell, unit: Unit) -> str:
@@ -98,9 +103,23 @@ def cell_text(cell: Cell, unit: Unit) -> str:
         return UNKNOWN
     if cell.number is None or unit == "words":
         return spec.show(cell.value.mean if isinstance(cell.value, Interval) else cell.value)
-    text = number_text(cell.number, unit)
     half = cell.value.half_width if isinstance(cell.value, Interval) else None
-    return f"{text} ± {number_text(half, unit)}" if half else text
+    if not half:
+        return number_text(cell.number, unit)
+    name, size = axis_unit(unit, abs(cell.number))
+    return f"{cell.number / size:.4g} ± {half / size:.2g} {name}".rstrip()
+
+
+def axis_unit(unit: Unit, largest: float) -> tuple[str, float]:
+    """The unit in which numbers up to `largest` are shown together, and its size in SI units."""
+    if unit == "bytes":
+        return byte_unit([round(largest)])
+    if unit == "seconds":
+        return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if largest >= size), ("µs", 1e-6))
+    if unit == "flops":
+        power = max(0, min(6, int(math.log10(max(largest, 1.0)) // 3)))
+        return ("", "K", "M", "G", "T", "P", "E")[power] + "FLOP", 10.0 ** (3 * power)
+    return ("%", 0.01) if unit == "percent" else ("x", 1.0) if unit == "times" else ("", 1.0)
 
 
 def markdown(table: Table) -> str:
@@ -137,10 +156,19 @@ def render(title: str, doc: str, figures: Sequence[tuple[str, str, str]], tables
                    element("p", f"{counts} {versions_text(records)}", class_="sub"), class_="sheet verdict unknown")
     drawn = [pieces.section(heading, None, lead, Markup(f'<div class="scroll">{svg}</div>')) for heading, lead, svg in figures]
     shown = [pieces.section(table.title, None, table.lead, _table(table), class_="long") for table in tables]
-    about = pieces.section("How this was made", None, None,
-                           element("pre", rest.strip(), style="white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px;margin:0"))
+    about = pieces.section("How this was made", None, None, *(element("p", paragraph, class_="lead") for paragraph in paragraphs(rest)))
     return page(title, "jaxmem experiment", [head, *drawn, *shown, without_numbers(records), about], styles=["page.css"],
                 scripts=["page.js"])
+
+
+def paragraphs(doc: str) -> list[str]:
+    """A docstring's text as it is read: a blank line, or a word that begins `Word:`, begins a new paragraph."""
+    out: list[str] = [""]
+    for line in doc.splitlines():
+        if not line.strip() or re.match(r"[A-Z]\w*:\s", line):
+            out.append("")
+        out[-1] = f"{out[-1]} {line.strip()}".strip()
+    return [" ".join(paragraph.split()) for paragraph in out if paragraph]
 
 
 def _table(table: Table) -> Markup:
