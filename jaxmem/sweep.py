@@ -142,6 +142,7 @@ def run_here(module: str, point: Point) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
     environment.quiet()  # before anything can import jax
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the sweep runs in the background of a shell
     module, text, out = argv
     said = run_here(module, Point(**json.loads(text)))
     path = pathlib.Path(out)
