@@ -125,13 +125,14 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     nearby = Nearby(local_folder(s, folder)) if s.local_checkpoints else None
     store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_started=faults.on_save_started, on_commit=on_commit,
-                  on_note=note, nearby=nearby, timeout_s=2 * s.watchdog_s)
+                  on_note=note, nearby=nearby, timeout_s=s.watchdog_s)
     closing.callback(store.close)
     snapshots = lazy.Snapshots(store, s.snapshot_pool or None)
     skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
     given_skips = len(s.skip)
-    agreement.check(flags={**s.config(), "watchdog": s.watchdog_s}, programs=texts, data=data.fingerprint, attempt=folder.attempt,
-                    skipped_batches=skip, versions=measured.versions())
+    with watchdog.allow(slow_s, "restore"):
+        agreement.check(flags={**s.config(), "watchdog": s.watchdog_s}, programs=texts, data=data.fingerprint, attempt=folder.attempt,
+                        skipped_batches=skip, versions=measured.versions())
 
     def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
@@ -406,6 +407,7 @@ def libraries_to_file(path: pathlib.Path) -> None:
     """What Orbax and grain log (through absl, a page of traceback for a full disk) goes to a file; we say in a line what it means."""
     logger = logging.getLogger("absl")
     handler = logging.FileHandler(path, delay=True)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not fill stderr too
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING)
