@@ -10,7 +10,8 @@ PATIENCE = 2  # spiked steps in a row
 
 class Guard:
     """`spike`: how many robust standard deviations (1.4826 x median absolute deviation, at least 1% of the median) above the median of the
-    latest losses is too high; 0 watches for NaN alone. `recent` and `high` are what a checkpoint carries."""
+    latest losses is too high; 0 watches for NaN alone. `recent` and `high` (steps in a row that were too high) are what a checkpoint
+    carries; while `high` is not 0 the state is suspect."""
 
     def __init__(self, spike: float, recent: Sequence[float] = (), high: int = 0) -> None:
         self.spike, self.recent, self.high = spike, list(recent)[-WINDOW:], high

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from jaxmem.data import Batches, eval_batches, open_data
 from jaxmem.faults import Faults
 from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
-from jaxmem.running import measured
+from jaxmem.running import agreement, measured
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.progress import Progress
 from jaxmem.running.stopping import StopRequest
@@ -46,8 +47,9 @@ from jaxmem.spec import InputError
 from jaxmem.watchdog import Watchdog
 
 AHEAD = 2  # steps dispatched before the oldest one's metrics are fetched
-SLOW_S = 3600.0  # what reading data, compiling or restoring may take before the watchdog ends the run
+SLOW_S = 3600.0  # what reading data, compiling or restoring may take, or six times the watchdog's limit if that is more
 WARM_UP = 5  # steps of a start after which memory and time are compared with what was predicted
+HASHED_AT_ONCE = 2**26  # bytes of an array that are gathered at once for its hash
 SAVE_AGAIN = 3  # tries at the checkpoint that a run must not end without
 DONE, NOT_SAVED, SAVED_ON_SIGNAL, ROLLBACKS_EXHAUSTED = 0, 70, 75, 77
 STATUS = {DONE: "done", NOT_SAVED: "error", SAVED_ON_SIGNAL: "sigterm", ROLLBACKS_EXHAUSTED: "rollbacks"}
@@ -66,11 +68,11 @@ class Flying:
 
 
 class Bad(Exception):
-    """A step that the guard refuses."""
+    """A step that the guard refuses; the state before step `below` is not suspect."""
 
-    def __init__(self, step: int, position: int, reason: str) -> None:
+    def __init__(self, step: int, position: int, reason: str, *, below: int) -> None:
         super().__init__(reason)
-        self.step, self.position = step, position
+        self.step, self.position, self.below = step, position, below
 
 
 def train(s: Settings, folder: Folder) -> int:
@@ -91,9 +93,9 @@ def train(s: Settings, folder: Folder) -> int:
 
 
 def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog, closing: contextlib.ExitStack) -> int:
-    writes = jax.process_index() == 0
+    writes, slow_s = jax.process_index() == 0, max(SLOW_S, 6 * s.watchdog_s)
     # ---------------------------------------------------------------- data and programs
-    with watchdog.allow(SLOW_S, "data"):
+    with watchdog.allow(slow_s, "data"):
         data = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="train")
         held_out = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="eval") if s.eval_every else None
     if set(data.fields) != set(step.BATCH_FIELDS):
@@ -105,7 +107,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
-    with watchdog.allow(SLOW_S, "compile"), log.phase("compile"):
+    with watchdog.allow(slow_s, "compile"), log.phase("compile"):
         lowered = {name: programs[name].lower() for name in wanted}
         texts = {name: hashlib.sha256(low.as_text().encode()).hexdigest() for name, low in lowered.items()}
         compiled = {name: low.compile() for name, low in lowered.items()}
@@ -121,17 +123,20 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.event("note", text=text)
         log.say(text)
 
-    nearby = Nearby(pathlib.Path(s.local_checkpoints) / folder.run_id) if s.local_checkpoints else None
+    nearby = Nearby(local_folder(s, folder)) if s.local_checkpoints else None
     store = Store(folder.checkpoints, keep=Keep.parse(s.keep), run_id=folder.run_id, on_started=faults.on_save_started, on_commit=on_commit,
-                  on_note=note, nearby=nearby, timeout_s=2 * s.watchdog_s)
+                  on_note=note, nearby=nearby, timeout_s=s.watchdog_s)
     closing.callback(store.close)
     snapshots = lazy.Snapshots(store, s.snapshot_pool or None)
     skip: list[tuple[int, int]] = [tuple(pair) for pair in json.loads(folder.skips.read_text())] if folder.skips.exists() else list(s.skip)
     given_skips = len(s.skip)
+    with watchdog.allow(slow_s, "restore"):
+        agreement.check(flags={**s.config(), "watchdog": s.watchdog_s}, programs=texts, data=data.fingerprint, attempt=folder.attempt,
+                        skipped_batches=skip, versions=measured.versions())
 
     def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
-        with watchdog.allow(SLOW_S, "restore"), log.phase("restore"):
+        with watchdog.allow(slow_s, "restore"), log.phase("restore"):
             found = store.restore(programs.state, below=below)
             if found is None:
                 seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
@@ -139,6 +144,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 if s.init_from:
                     state = with_imported(state, s, programs)
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
+            if found.meta["run_id"] != folder.run_id:
+                log.say(f"the checkpoint of step {found.step} was written by another run ({found.meta['run_id']})")
             for refused, why in found.refused:
                 log.event("corrupt", step=refused, reason=why)
                 log.say(f"checkpoint of step {refused} is damaged ({why}); taking step {found.step}")
@@ -150,7 +157,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
 
     at, state, position, guard, restored = start_over()
-    dropped = drop_after(folder.metrics, at) if writes else None
+    dropped = drop(folder, at, log) if writes else None
     log.reopen_metrics(folder)
     log.event("start", restored_from=at if restored else None, processes=jax.process_count(), devices=jax.device_count(),
               topology=str(s.topology), plan=str(s.plan), backend=measured.backend(), versions=measured.versions(), programs=texts,
@@ -174,7 +181,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     for part in (trackers, progress, profiler, stop):
         closing.callback(part.close)
     epoch: int | None = None
-    eval_loss: float | None = None
+    eval_loss: tuple[int, float] | None = None  # (step, loss) of the latest evaluation
     flying: collections.deque[Flying] = collections.deque()
     step_times: list[float] = []
     settled_at = time.monotonic()
@@ -191,7 +198,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             step_s, settled_at = max(now - settled_at - log.take_waited(), 0.0), now
             if problem := guard.problem(loss, norm):
                 flying.clear()
-                raise Bad(one.step, one.position, problem)
+                raise Bad(one.step, one.position, problem, below=one.step - max(guard.high - 1, 0))
             line = {"kind": "train", "step": one.step, "loss": loss, "grad_norm": norm, "lr": one.lr, "step_s": step_s,
                     "tokens_per_s": s.workload.tokens / step_s if step_s else None, "mfu": honest_mfu(s, step_s, log),
                     "epoch": batches.epoch_of(one.position), "batch": one.position}
@@ -199,12 +206,17 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             trackers.write(line)
             progress.show(line)
             step_times.append(step_s)
-            if len(step_times) == WARM_UP:
-                compare_with_prediction(s, compiled, programs, sorted(step_times[1:])[len(step_times[1:]) // 2], log)
+            if len(step_times) == WARM_UP and writes:
+                with watchdog.allow(slow_s, "metrics"), log.phase("metrics"):
+                    compare_with_prediction(s, compiled, programs, sorted(step_times[1:])[len(step_times[1:]) // 2], log)
+
+    def loss_of(at: int) -> float | None:
+        """The evaluation's loss, if it was of this very step."""
+        return eval_loss[1] if eval_loss is not None and eval_loss[0] == at else None
 
     def meta(at: int, after: int, found: dict[str, str]) -> dict[str, Any]:
         return {"position": after, "digests": found, "guard": {"recent": guard.recent, "high": guard.high}, "seed": s.seed,
-                "eval_loss": eval_loss, "fingerprint": data.fingerprint, "data": s.data, "workload": str(s.workload), "plan": str(s.plan),
+                "eval_loss": loss_of(at), "fingerprint": data.fingerprint, "data": s.data, "workload": str(s.workload), "plan": str(s.plan),
                 "topology": str(s.topology), "versions": measured.versions(), "text_sha256": texts}
 
     def checkpoint(at: int, after: int, *, wait: bool) -> bool:
@@ -212,11 +224,10 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         settle(0)
         with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint", step=at):
             begin = time.monotonic()
+            await_save()
+            found, not_finite = digests(state)
+            refuse(at, after, not_finite)
             try:
-                store.check()
-                found, not_finite = digests(state)
-                if not_finite:
-                    raise Bad(at, after - 1, f"{not_finite} numbers of the state are not finite")
                 store.save(at, state, meta(at, after, found), wait=wait or s.snapshot == "sync")
             except SaveFailed as failure:
                 save_failed(failure)
@@ -228,16 +239,20 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     def last_checkpoint(at: int, after: int) -> bool:
         """The one that a run must not end without."""
         for _ in range(SAVE_AGAIN):
-            if at in store.steps() or checkpoint(at, after, wait=True):
+            if checkpoint(at, after, wait=True):
                 return True
         log.say(f"step {at} could not be saved; the latest checkpoint is of step {max(store.steps(), default=0)}, "
                 "and the same command goes on from there")
         return False
 
-    def store_check(*, wait: bool = False) -> None:
-        """Say it if a save that went on in the background failed."""
+    def refuse(at: int, after: int, not_finite: int) -> None:
+        if not_finite:
+            raise Bad(at, after - 1, f"{not_finite} numbers of the state are not finite", below=at)
+
+    def await_save() -> None:
+        """Wait for the save that goes on in the background, if there is one, and say it if it failed."""
         try:
-            store.wait() if wait else store.check()
+            store.wait()
         except SaveFailed as failure:
             save_failed(failure)
 
@@ -246,27 +261,33 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.say(f"{failure}; training goes on from memory, and the next checkpoint is tried as usual")
         faults.on_save_failed()
 
-    def finish_snapshot() -> None:
+    def start_snapshot(at: int, after: int) -> None:
+        try:
+            snapshots.start(at, state, {"position": after})
+        except SaveFailed as failure:  # of the one before, which the pool had to wait for
+            save_failed(failure)
+            snapshots.start(at, state, {"position": after})
+
+    def finish_snapshot(grads: Any) -> None:
         """The copy that was started at the step boundary is handed to the writer; called before the state it copied is donated."""
-        with watchdog.allow(3 * s.watchdog_s, "checkpoint"):
+        jax.block_until_ready(grads)  # the copy had this time for nothing; what it takes beyond is the stall
+        with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint"):
             begin = time.monotonic()
             taken = snapshots.take()
             stall = time.monotonic() - begin
-        log.waited("checkpoint", stall, step=taken.step)
         settle(0)  # metrics up to the copied step, which the copy itself waited for
         found, not_finite = taken.digests
-        if not_finite:
-            raise Bad(taken.step, taken.meta["position"] - 1, f"{not_finite} numbers of the state are not finite")
-        begin = time.monotonic()
-        try:
-            store.save(taken.step, taken.state, taken.meta | meta(taken.step, taken.meta["position"], found)
-                       | {"eval_loss": taken.meta["eval_loss"]}, wait=False, release=True)
-        except SaveFailed as failure:
-            save_failed(failure)
-            return
-        hand_over = time.monotonic() - begin
-        log.waited("checkpoint", hand_over, step=taken.step)
-        log.event("checkpoint", step=taken.step, stall_s=stall + hand_over, snapshot="lazy")
+        refuse(taken.step, taken.meta["position"], not_finite)
+        with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint", step=taken.step):
+            begin = time.monotonic()
+            await_save()
+            try:
+                store.save(taken.step, taken.state, meta(taken.step, taken.meta["position"], found), wait=False, release=True)
+            except SaveFailed as failure:
+                save_failed(failure)
+                return
+            stall += time.monotonic() - begin
+        log.event("checkpoint", step=taken.step, stall_s=stall, snapshot="lazy")
 
     def evaluate(at: int) -> float:
         assert held_out is not None
@@ -285,6 +306,11 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     # ---------------------------------------------------------------- steps
     status = DONE
+    batch: Any = None
+    poisoned: Any = None
+    loss: Any = None
+    grads: Any = None
+    metrics: Any = None
     while at < s.steps:
         try:
             watchdog.beat(at + 1, "data")
@@ -305,8 +331,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             if split:
                 loss, grads = compiled["gradients"](state["params"], batch)
                 if snapshots.started:
-                    finish_snapshot()
+                    finish_snapshot(grads)
                 state, metrics = compiled["update"](state, loss, grads, hyper)
+                del loss, grads  # else they would live beside the next ones
             else:
                 state, metrics = compiled["train"](state, batch, hyper)
             at += 1
@@ -316,17 +343,19 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 settle(0)
                 profiler.close()
             if s.eval_every and (at % s.eval_every == 0 or at == s.steps):
-                eval_loss = evaluate(at)
+                eval_loss = at, evaluate(at)
             if stop.reached():
                 status = SAVED_ON_SIGNAL if last_checkpoint(at, position + 1) else NOT_SAVED
                 break
             if at == s.steps:
                 status = DONE if last_checkpoint(at, position + 1) else NOT_SAVED
             elif s.checkpoint_every and at % s.checkpoint_every == 0:
-                if s.snapshot == "lazy":
-                    store_check()
-                    with log.phase("checkpoint", step=at):  # the pool may be full of the one before
-                        snapshots.start(at, state, {"position": position + 1, "eval_loss": eval_loss})
+                settle(0)
+                if guard.high:
+                    log.event("note", step=at, text="no checkpoint: the loss has risen, and the state is suspect")
+                elif s.snapshot == "lazy":
+                    with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint", step=at):
+                        start_snapshot(at, position + 1)
                 else:
                     checkpoint(at, position + 1, wait=False)
         except Bad as bad:
@@ -334,22 +363,23 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             snapshots.drop()
             batches.close()
             with watchdog.allow(3 * s.watchdog_s, "drain"), log.phase("drain"):
-                store_check(wait=True)
+                await_save()
             reached = at
-            at, state, position, guard, _ = start_over(below=bad.step)
+            state = batch = poisoned = loss = grads = metrics = None  # the devices hold one state, and that will be the restored one
+            at, state, position, guard, _ = start_over(below=bad.below)
             first = next_position(position, skip)
             skip = sorted([*skip, (first, bad.position)])
-            gone = drop_after(folder.metrics, at) if writes else None
+            gone = drop(folder, at, log) if writes else None
             log.reopen_metrics(folder)
             log.event("rollback", step=bad.step, to=at, skip=[first, bad.position], reason=str(bad), reached=reached)
             if gone:
                 log.event("dropped", **gone)
             log.say(f"step {bad.step}: {bad}; back to step {at}, leaving out batches {first} to {bad.position}")
             if writes:
-                write_json(folder.skips, skip)
+                remember(folder, skip, log)
             if len(skip) - given_skips > s.max_rollbacks:
                 log.say(f"{len(skip) - given_skips} rollbacks, and --max_rollbacks={s.max_rollbacks}: giving up; "
-                        f"the latest good state is that of step {at}")
+                        f"the run was back at step {at}")
                 status = ROLLBACKS_EXHAUSTED
                 break
             batches = batches_from(position)
@@ -358,7 +388,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     # ---------------------------------------------------------------- the end
     with watchdog.allow(3 * s.watchdog_s, "end"):
-        store_check(wait=True)
+        await_save()
         final = state_hash(state) if s.print_hash and status == DONE else None
     watchdog.beat(at, "end")
     if status == DONE and faults.pending:
@@ -377,9 +407,31 @@ def libraries_to_file(path: pathlib.Path) -> None:
     """What Orbax and grain log (through absl, a page of traceback for a full disk) goes to a file; we say in a line what it means."""
     logger = logging.getLogger("absl")
     handler = logging.FileHandler(path, delay=True)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not fill stderr too
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING)
+
+
+def local_folder(s: Settings, folder: Folder) -> pathlib.Path:
+    """This process's own folder for local checkpoints: of the run, and of its place among the processes of this machine."""
+    place = next((os.environ[name] for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK") if name in os.environ), "0")
+    return pathlib.Path(s.local_checkpoints) / folder.run_id / place
+
+
+def drop(folder: Folder, at: int, log: Log) -> dict[str, Any] | None:
+    try:
+        return drop_after(folder.metrics, at)
+    except OSError as error:  # a full disk ends nothing
+        log.say(f"{folder.metrics}: lines past step {at} stay ({error.strerror})")
+        return None
+
+
+def remember(folder: Folder, skip: list[tuple[int, int]], log: Log) -> None:
+    try:
+        write_json(folder.skips, skip)
+    except OSError as error:
+        log.say(f"{folder.skips}: {error.strerror}; a restart would meet the batches that are left out now")
 
 
 def hyper_parameters(programs: step.Programs) -> Callable[[float, float], dict[str, jax.Array]]:
@@ -441,6 +493,9 @@ def state_hash(state: State) -> str:
     """SHA-256 over the values of parameters and optimizer state, the same on any mesh."""
     total = hashlib.sha256()
     for x in jax.tree.leaves({"params": state["params"], "opt_state": state["opt_state"]}):
-        whole = np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
-        total.update(np.ascontiguousarray(whole).tobytes())
+        rows = max(1, HASHED_AT_ONCE // max(1, x.nbytes // max(1, x.shape[0]))) if x.ndim else 1
+        parts = [x] if x.is_fully_addressable or not x.ndim else [x[i:i + rows] for i in range(0, x.shape[0], rows)]
+        for part in parts:
+            whole = np.asarray(part) if part.is_fully_addressable else np.asarray(multihost_utils.process_allgather(part, tiled=True))
+            total.update(np.ascontiguousarray(whole).tobytes())
     return total.hexdigest()

@@ -5,12 +5,14 @@ import sys
 import types
 
 import jax
+import numpy as np
 import pytest
 import training
 
 from jaxmem import train
 from jaxmem.cli import main as cli
 from jaxmem.hardware import parse_topology
+from jaxmem.running import agreement, starting
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.trackers import Trackers
 from jaxmem.runs.folder import Folder
@@ -102,6 +104,23 @@ def test_row_14_a_time_that_no_device_can_have_taken_is_not_a_rate():
     assert train.honest_mfu(s, fair / 3, log) is None
     assert said[0][0] == "impossible" and said[0][1]["mfu"] == pytest.approx(1.2, rel=0.01)
     assert train.honest_mfu(s, 0.0, log) is None
+
+
+def test_processes_that_differ_are_named():
+    rows = np.zeros((4, 3, 2), np.uint32)
+    rows[2, 1] = 7
+    rows[1:, 2, 1] = [1, 2, 3]
+    assert agreement.differing(["flags", "data", "programs"], rows) == [
+        "data of process 2 is not that of process 0", "programs of process 1, 2, 3 are not that of process 0"]
+
+
+@pytest.mark.parametrize("name, kind, says, other", [
+    ("h100", "gpu", "NVIDIA H100 80GB HBM3", None), ("h100", "gpu", "NVIDIA A100-SXM4-80GB", "a100"), ("h200", "gpu", "NVIDIA H200", None),
+    ("b200", "gpu", "NVIDIA GB200", "gb200"), ("gb200", "gpu", "NVIDIA GB200", None), ("h100", "gpu", "Some new card", None),
+    ("a100-80gb", "gpu", "NVIDIA A100-SXM4-80GB", None), ("v5p", "tpu", "TPU v5", None), ("v5p", "tpu", "TPU v5 lite", "v5e"),
+    ("cpu", "cpu", "cpu", None)])
+def test_another_chip_than_was_asked_for(name, kind, says, other):
+    assert starting.other_chip(name, kind, says) == other
 
 
 @pytest.mark.parametrize("flags, words", [

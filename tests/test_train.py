@@ -1,5 +1,6 @@
 """The loop: what it computes, what it writes, what it survives. The reference for every disturbed run is the undisturbed one."""
 
+import gc
 import hashlib
 import math
 
@@ -10,7 +11,7 @@ import pytest
 import training
 
 from jaxmem import step
-from jaxmem.checkpoint.store import committed_steps, read_meta
+from jaxmem.checkpoint.store import Store, committed_steps, read_meta
 from jaxmem.damage import corrupt
 from jaxmem.data import Batches, open_data
 from jaxmem.hardware import parse_topology
@@ -142,11 +143,12 @@ def test_rollbacks_are_exhausted(tmp_path):
     assert training.train_here(out, max_rollbacks=2) == 0
 
 
-def test_a_spike_that_lasts_rolls_back(tmp_path):
+@pytest.mark.parametrize("at, back", [(30, 28), (28, 24)])  # the spike itself falls on a checkpoint's step: none is written of it
+def test_a_spike_that_lasts_rolls_back(tmp_path, at, back):
     out = tmp_path / "run"
-    assert training.train_here(out, steps=40, lr=0.002, warmup=0, schedule="constant", fault="spike:step=30", spike=6) == 0
+    assert training.train_here(out, steps=40, lr=0.002, warmup=0, schedule="constant", fault=f"spike:step={at}", spike=6) == 0
     [event] = training.events(out, "rollback")
-    assert event["step"] == 31 and event["to"] == 28 and "deviations above the median" in event["reason"]
+    assert event["step"] == at + 1 and event["to"] == back and "deviations above the median" in event["reason"]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_clear_line(undisturbed, tmp_path, capsys):
@@ -162,6 +164,57 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_clear_line(undisturbed, tmp_
     [dropped] = training.events(out, "dropped")
     assert (dropped["from"], dropped["to"], dropped["steps"]) == (13, 14, 2)
     assert training.final_hash(out) == training.final_hash(undisturbed)
+
+
+def test_a_step_that_was_damaged_is_saved_again(tmp_path):
+    """Stopped at the very step whose checkpoint is damaged: what is said to be saved can be restored."""
+    out = tmp_path / "run"
+    assert training.train_here(out, fault="term:step=14") == 75
+    corrupt(out / "checkpoints" / "14", "flip")
+    assert training.train_here(out, fault="term:step=14;term:step=14") == 75
+    assert training.train_here(out) == 0
+    assert [e["restored_from"] for e in training.events(out, "start")] == [None, 12, 14]
+    assert len(training.events(out, "corrupt")) == 1
+
+
+def test_the_best_is_best_at_its_own_step(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match="--eval_every that divides --checkpoint_every=4"):
+        training.train_here(out, keep="last=1,best=1", eval_every=8)
+    assert training.train_here(out, keep="last=1,best=1", eval_every=4, steps=24, lr=0.05, schedule="constant") == 0
+    losses = {line["step"]: line["loss"] for line in training.metrics(out, "eval")}
+    best = min(losses, key=lambda step: losses[step])
+    kept = committed_steps(out / "checkpoints")
+    assert kept == sorted({best, 24})
+    assert all(read_meta(out / "checkpoints" / str(step))["eval_loss"] == losses[step] for step in kept)
+
+
+def test_restored_from_the_local_copies(undisturbed, tmp_path):
+    """With local checkpoints a restart reads nothing from the run's own folder, and says so."""
+    out = tmp_path / "run"
+    flags = {"eval_every": 8, "print_hash": True, "local_checkpoints": tmp_path / "local"}
+    assert training.train_here(out, fault="term:step=10", **flags) == 75
+    assert training.train_here(out, **flags) == 0
+    [ledger] = training.events(out, "ledger")
+    assert ledger["local_bytes"] == ledger["state_bytes"] > 100_000 and ledger["remote_bytes"] == ledger["peer_bytes"] == 0
+    assert training.final_hash(out) == training.final_hash(undisturbed)
+
+
+def test_a_rollback_holds_one_state(tmp_path, monkeypatch):
+    """While the good state is restored the bad one is gone: a plan that fits still fits."""
+    held = []
+    real = Store.restore
+
+    def restore(self, *args, **kwargs):
+        gc.collect()
+        held.append(sum(x.nbytes for x in jax.live_arrays() if x.nbytes > 1000))
+        return real(self, *args, **kwargs)
+    monkeypatch.setattr(Store, "restore", restore)
+    for plan in (training.TINY["plan"], SPLIT):
+        held.clear()
+        assert training.train_here(tmp_path / plan.replace("=", ""), fault="nan:step=7", plan=plan, steps=8) == 0
+        first, again = held
+        assert again - first < 100_000, (first, again)  # the state has a megabyte
 
 
 def test_goes_on_under_another_plan_on_fewer_devices(in_float32, tmp_path):

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from jaxmem.checkpoint.digest import Digests, Pending
 from jaxmem.spec import InputError
 
 
 class Writer(Protocol):
-    def busy(self) -> bool: ...
+    @property
+    def outstanding(self) -> bool: ...
 
     def wait(self) -> None: ...
 
@@ -36,7 +38,7 @@ class Taken:
 
 class Snapshots:
     """At most one copy is in the making. `pool_bytes` bounds what this process pins in all, for copies that are made and for those that
-    `writer` still writes (`busy()`, `wait()`: a Store); None: one copy of the state that is snapshotted, and no more.
+    `writer` still writes (`outstanding`, `wait()`: a Store); None: one copy of the state that is snapshotted, and no more.
     """
 
     def __init__(self, writer: Writer, pool_bytes: int | None = None) -> None:
@@ -58,7 +60,7 @@ class Snapshots:
         if size > pool:
             raise InputError(f"a snapshot of this process's shards takes {size} bytes of pinned host memory and the pool has {pool}; give "
                              f"--snapshot_pool={size} or more, or use --snapshot=async")
-        if self._writer.busy() and size + self._written_bytes > pool:
+        if self._writer.outstanding and size + self._written_bytes > pool:
             self._writer.wait()
         pending = Pending(state)
         self._going = step, jax.tree.map(to_pinned_host, state), meta, pending
@@ -79,7 +81,10 @@ class Snapshots:
 
 
 def to_pinned_host(x: jax.Array) -> jax.Array:
-    return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+    """A copy of this process's shards, each by its device's own transfer: for an array of several processes, `device_put` of the whole
+    would be a program in the queue of the step, and overlap with nothing."""
+    parts = [jax.device_put(shard.data, SingleDeviceSharding(shard.device, memory_kind="pinned_host")) for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding.with_memory_kind("pinned_host"), parts)
 
 
 def local_bytes(tree: Any) -> int:

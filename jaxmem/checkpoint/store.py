@@ -7,13 +7,14 @@ forgets the steps that it was about to delete. The classic interface, since v1 i
 The state, and `meta` (data position, random state, the three strings, versions, digests), are one commit.
 """
 
+import contextlib
 import json
 import math
 import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,7 @@ class Store:
         handler = ocp.CompositeCheckpointHandler("state", "meta")
         self._orbax = ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(timeout_secs=math.ceil(timeout_s)))
         self._waiter: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._failure = ""
 
     # ---- writing
 
@@ -85,19 +86,22 @@ class Store:
         with `wait`, when the checkpoint is committed. A save that is still going is awaited first. With `release` the arrays are
         deleted when they are written: Orbax's futures would hold them until Python collects its garbage.
 
-        Raises SaveFailed: this save, or with wait=False the one before it, could not be written.
+        Raises SaveFailed, in every process when it fails in one: this save, or with wait=False the one before it, could not be written.
         """
         self.wait()
         start = time.monotonic()
-        path = self.directory / str(step)
-        if self._primary:
-            (self.directory / f".writing-{step}").write_text(self.run_id)
+        path, why = self.directory / str(step), ""
         try:
+            if self._primary:
+                (self.directory / f".writing-{step}").write_text(self.run_id)
             self._orbax.save(path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(
                 meta | {"step": step, "run_id": self.run_id})), force=self._own(step))
-        except (OSError, ValueError, RuntimeError) as error:
-            self._orbax.wait_until_finished()
-            raise SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}") from error
+        except Exception as error:  # noqa: BLE001 - whatever Orbax raises is this save's failure
+            why = _first_line(error)
+            with contextlib.suppress(Exception):
+                self._orbax.wait_until_finished()
+        if problem := first_of(why):
+            raise SaveFailed(f"checkpoint of step {step} was not written: {problem}")
         self._on_started(step)
         shards = self._nearby.shards_of(state) if self._nearby else None
 
@@ -117,36 +121,36 @@ class Store:
                     self._note(f"no local copy of step {step}: {_first_line(error)}")
             try:
                 self._orbax.wait_until_finished()
-            except Exception as error:  # noqa: BLE001 - whatever a background write raises is this save's failure
-                self._failure = SaveFailed(f"checkpoint of step {step} was not written: {_first_line(error)}")
+            except Exception as error:  # noqa: BLE001
+                self._failure = f"checkpoint of step {step} was not written: {_first_line(error)}"
                 return
-            if self._nearby:
-                self._nearby.committed(step)
             if self._on_commit:
                 self._on_commit(Commit(step=step, seconds=time.monotonic() - start, bytes=tree_bytes(state)))
-            if self._primary:
-                self._delete_old()
+            try:
+                if self._nearby:
+                    self._nearby.committed(step)
+                if self._primary:
+                    self._delete_old()
+            except OSError as error:
+                self._note(f"old checkpoints stay: {_first_line(error)}")
         self._waiter = threading.Thread(target=finish, name=f"commit-{step}")
         self._waiter.start()
         if wait:
             self.wait()
 
-    def busy(self) -> bool:
-        """A save is still being written."""
-        return self._waiter is not None and self._waiter.is_alive()
+    @property
+    def outstanding(self) -> bool:
+        """A save was started and not waited for: the same in every process."""
+        return self._waiter is not None
 
     def wait(self) -> None:
-        """Until the save in flight is committed; raises SaveFailed if it was not."""
-        if self._waiter is not None:
-            self._waiter.join()
-            self._waiter = None
-        self.check()
-
-    def check(self) -> None:
-        """Raises SaveFailed if a save that has ended failed; each failure once."""
-        if self._failure is not None and not self.busy():
-            failure, self._failure = self._failure, None
-            raise failure
+        """Until the save in flight is committed. Raises SaveFailed, in every process when it failed in one."""
+        if self._waiter is None:
+            return
+        self._waiter.join()
+        self._waiter, failure, self._failure = None, self._failure, ""
+        if problem := first_of(failure):
+            raise SaveFailed(problem)
 
     def close(self) -> None:
         if self._waiter is not None:
@@ -165,11 +169,12 @@ class Store:
         A step that does not read back to what was written is refused, in every process, and the one before it taken. None: no step.
         """
         refused = []
-        candidates = [s for s in agreed(self.steps()) if (step is None or s == step) and (below is None or s < below)]
+        candidates = [s for s in agreed(self.steps) if (step is None or s == step) and (below is None or s < below)]
         for candidate in reversed(candidates):
             found = self._read(candidate, abstract)
             if isinstance(found, str):
                 refused.append((candidate, found))
+                self._set_aside(candidate)
             else:
                 state, meta, ledger = found
                 return Restored(step=candidate, state=state, meta=meta, refused=tuple(refused), ledger=ledger)
@@ -209,6 +214,14 @@ class Store:
 
     # ---- deleting: only what this run wrote
 
+    def _set_aside(self, step: int) -> None:
+        """A damaged step is no step any more, and its place is free. It goes for good with the steps of its age."""
+        if self._primary:
+            with contextlib.suppress(OSError):
+                aside = self.directory / f"{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.directory / str(step)).rename(aside)
+
     def _own(self, step: int) -> bool:
         try:
             return read_meta(self.directory / str(step)).get("run_id") == self.run_id
@@ -225,6 +238,9 @@ class Store:
             doomed = self.directory / f".deleting-{step}"
             (self.directory / str(step)).rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+        for aside in self.directory.glob("*.damaged"):
+            if (number := aside.name.removesuffix(".damaged")).isdigit() and int(number) < min(self.keep.kept(losses), default=0):
+                shutil.rmtree(aside, ignore_errors=True)
         for mark in self.directory.glob(".writing-*"):
             if (self.directory / mark.name.removeprefix(".writing-")).exists():
                 mark.unlink(missing_ok=True)
@@ -297,14 +313,21 @@ def tree_bytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def agreed(steps: Sequence[int]) -> list[int]:
-    """The steps that every process sees."""
+def agreed(list_steps: Callable[[], list[int]]) -> list[int]:
+    """The steps that every process sees. A file system that shows one process an old list is asked again before a step is given up."""
+    steps = list_steps()
     if jax.process_count() == 1:
-        return list(steps)
-    latest = np.full(64, -1, np.int32)
-    latest[:min(len(steps), 64)] = list(steps)[-64:]
-    rows = np.asarray(multihost_utils.process_allgather(latest))
-    return sorted(set.intersection(*(set(row[row >= 0].tolist()) for row in rows)))
+        return steps
+    for attempt in range(4):
+        latest = np.full(64, -1, np.int32)
+        latest[:min(len(steps), 64)] = steps[-64:]
+        rows = np.asarray(multihost_utils.process_allgather(latest))
+        seen = [set(row[row >= 0].tolist()) for row in rows]
+        if all(one == seen[0] for one in seen):
+            break
+        time.sleep(attempt + 1)
+        steps = list_steps()
+    return sorted(set.intersection(*seen))
 
 
 def first_of(why: str) -> str:

@@ -35,6 +35,24 @@ def check_devices(topology: Topology) -> None:
     if len(devices) != topology.devices or kind != topology.chip.kind:
         raise InputError(f"--topology={topology} has {topology.devices} {topology.chip.kind.upper()} devices, and here are {len(devices)}: "
                          f"{devices[0].device_kind} ({kind.upper()}); --topology=cpu:N emulates any number on a CPU")
+    if other := other_chip(topology.chip.name, topology.chip.kind, devices[0].device_kind):
+        raise InputError(f"--topology={topology} is of {topology.chip.name}, and here is {devices[0].device_kind!r} (a {other})")
+
+
+# What TPUs call themselves (jax's `device_kind`); GPUs have the name of the chip in theirs.
+TPU_KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+GPU_NAMES = ("a100", "a6000", "h100", "h200", "b200", "b300", "gb200", "gb300", "v100")
+
+
+def other_chip(name: str, kind: str, says: str) -> str | None:
+    """Which other chip `says`, a device's own name, is of; None where it is `name` or is not known."""
+    if kind == "tpu":
+        found = [chip for chip, word in TPU_KINDS.items() if says == word]
+    else:
+        word = says.lower().replace(" ", "")
+        found = sorted((chip for chip in GPU_NAMES if chip in word), key=len)[-1:]
+    own = name if kind == "tpu" else name.split("-")[0]
+    return found[0] if found and kind != "cpu" and found[0] != own else None
 
 
 def meet(name: str) -> None:

@@ -24,7 +24,9 @@ class StopRequest:
     def reached(self) -> bool:
         """Called by every process after every step: stop now."""
         self._calls += 1
-        return self._asked if self._alone else multihost_utils.reached_preemption_sync_point(self._calls)
+        if not self._alone and not self._asked:  # the service says it once
+            self._asked = multihost_utils.reached_preemption_sync_point(self._calls)
+        return self._asked
 
     def close(self) -> None:
         if self._before is not None:

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -147,6 +148,8 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:  # a file system without locks: better a run that nobody guards than none
+            print(f"no lock on {self._file.name} ({error.strerror}): nothing refuses a second run in this folder", file=sys.stderr)
         return True
 
     def release(self) -> None:

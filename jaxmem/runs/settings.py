@@ -65,6 +65,13 @@ class Settings:
             out.append(f"--spike={self.spike:g}: 0 (watch for NaN alone) or more")
         if self.warmup >= self.steps and self.warmup > 0:
             out.append(f"--warmup={self.warmup} leaves nothing of --steps={self.steps}; nearest: --warmup={self.steps - 1}")
+        keep = dict(part.partition("=")[::2] for part in self.keep.split(","))
+        if keep.get("best", "0").strip() not in ("0", "") and (
+                not self.eval_every or not self.checkpoint_every or self.checkpoint_every % self.eval_every):
+            out.append(f"--keep={self.keep} keeps the best by evaluation loss, which needs an evaluation at every checkpoint: --eval_every "
+                       f"that divides --checkpoint_every={self.checkpoint_every} (now {self.eval_every})")
+        if "://" in str(self.out) or ":/" in str(self.out):
+            out.append(f"--out={self.out} is an address; a run's folder is on a file system that every process sees (mount the bucket)")
         if self.snapshot == "lazy" and self.plan.step != "split":
             plan = ",".join(filter(None, (str(self.plan), "step=split")))
             out.append("--snapshot=lazy copies the state while the next gradients are computed, which needs a gradient program that does "

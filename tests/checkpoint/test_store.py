@@ -169,13 +169,19 @@ def test_silent_damage_is_seen_by_the_digests(store):
     assert "3 of 3 arrays differ from what was written" in found.refused[0][1]
 
 
-def test_a_refused_step_is_written_again(store):
+def test_a_refused_step_is_set_aside_and_written_again(store):
     save(store, 3)
-    save(store, 4)
+    saved = save(store, 4)
     largest(store.directory / "4").write_bytes(b"")
+    (store.directory / "4" / "meta" / "metadata").write_text("{")  # not even whose it is can be read
+    assert store.restore(abstract(saved)).step == 3
+    assert store.steps() == [3] and (store.directory / "4.damaged").is_dir()
     saved = save(store, 4)
     found = store.restore(abstract(saved))
     assert found.step == 4 and found.refused == ()
+    for step in (5, 6):
+        save(store, step)
+    assert sorted(p.name for p in store.directory.iterdir()) == ["5", "6"]
 
 
 def test_nothing_readable_is_an_error_that_lists_why(store):
@@ -204,10 +210,28 @@ def test_a_failed_save_is_said_once_and_the_next_one_works(store, no_room, wait)
     no_room(False)
     assert store.steps() == [3]
     saved = save(store, 5)
-    store.check()
+    store.wait()
     found = store.restore(abstract(saved))
     assert found.step == 5
     same(found.state, saved)
+
+
+def test_no_room_even_for_a_mark_is_a_failed_save(store, monkeypatch):
+    """The very first file of a save meets a full disk."""
+    saved = save(store, 3)
+    real = pathlib.Path.write_text
+
+    def full(self, *args, **kwargs):
+        if self.name.startswith(".writing"):
+            raise OSError(28, "No space left on device")
+        return real(self, *args, **kwargs)
+    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    state = state_on(mesh_of(2, 4), 4)
+    with pytest.raises(SaveFailed, match="No space left"):
+        store.save(4, state, meta_of(state), wait=False)
+    monkeypatch.undo()
+    assert save(store, 5) is not None and store.steps() == [3, 5]
+    same(store.restore(abstract(saved), step=3).state, saved)
 
 
 @pytest.mark.parametrize("mode", ["async", "lazy"])
