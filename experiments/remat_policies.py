@@ -186,9 +186,8 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
                  "compiled step computes more than that of policy none.")
         tables.append(Table(title=name, lead=lead, columns=COLUMNS if here else TARGET, lines=own))
     scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
-                      x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", panel=panel, limit="usable_bytes",
-                      y=Column(name="peak_bytes", head="memory a device", unit="bytes"))
-    lines = sorted(lines, key=lambda line: [panel(one)[0] for one in lines].index(panel(line)[0]))
+                      x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", row=row, panel=panel,
+                      limit="usable_bytes", y=Column(name="peak_bytes", head="memory a device", unit="bytes"))
     name = "Rematerialization: memory against time"
     lead = ("Each mark is a policy. The dotted line joins those that no other beats in both memory and time. Axes do not begin at zero.")
     return {"index.html": page.render(name, __doc__ or "", [("Memory against time", lead, drawing(scatter, lines, alone=False))], tables,
@@ -210,13 +209,16 @@ def with_ratios(lines: list[Line]) -> list[Line]:
 
 
 def title(line: Line) -> str:
-    return f"{line['model'].value}, batch {line['batch'].value} x {line['seq'].value}, on {line['topology'].value}"
+    return f"{line['model'].value}, batch {line['batch'].value} x {line['seq'].value}, {line['topology'].value}"
+
+
+def row(line: Line) -> str:
+    return f"{line['model'].value}, {line['batch'].value} x {line['seq'].value}"
 
 
 def panel(line: Line) -> tuple[str, str]:
     here = line["settings"].value != "how=compile"
-    return (f"{line['model'].value}, {line['batch'].value} x {line['seq'].value}, {line['topology'].value}",
-            "time: measure; memory: compile" if here else "time: estimate; memory: compile")
+    return (f"{row(line)}, {line['topology'].value}", "time: measure; memory: compile" if here else "time: estimate; memory: compile")
 
 
 EXPERIMENT = experiment.Experiment(name="remat_policies", module="experiments.remat_policies", doc=__doc__ or "", grid=grid, pages=pages,

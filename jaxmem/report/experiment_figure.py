@@ -31,33 +31,32 @@ BOTH = "".join(f"--mark-{i}:light-dark({light},{dark});" for i, (light, dark) in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """`x`, `y`: what is drawn. `mark`: the column that tells points apart. `panel`: the title of the panel that a line belongs to, and
-    under it a few words on what its numbers are. `limit`: a column with a value of y that must not be passed."""
+    """`x`, `y`: what is drawn. `mark`: the column that tells points apart. `row`, `panel`: where a line is drawn; a panel is its title
+    and a few words on what its numbers are. `limit`: a column with a value of y that must not be passed."""
 
     title: str
     x: Column
     y: Column
     mark: str
+    row: Callable[[Line], str]
     panel: Callable[[Line], tuple[str, str]]
     limit: str | None = None
-    across: int = 3
 
 
 def drawing(scatter: Scatter, lines: Sequence[Line], *, alone: bool = True) -> str:
     """The SVG. `alone`: a file of its own, with its title and both schemes; otherwise a part of a page, which has them already."""
-    panels: dict[tuple[str, str], list[Line]] = {}
+    rows: dict[str, dict[tuple[str, str], list[Line]]] = {}
     for line in lines:
-        panels.setdefault(scatter.panel(line), []).append(line)
+        rows.setdefault(scatter.row(line), {}).setdefault(scatter.panel(line), []).append(line)
     names = list(dict.fromkeys(str(line[scatter.mark].value) for line in lines))
-    across = min(scatter.across, max(1, len(panels)))
-    width = across * (LEFT + PLOT_WIDTH + RIGHT)
+    width = max([28 + 8.2 * len(scatter.title) * alone, *(len(panels) * (LEFT + PLOT_WIDTH + RIGHT) for panels in rows.values())])
     keys, top = _legend(names, width, 48.0 if alone else 18.0)
     parts = [*([element("text", scatter.title, x=14, y=24, class_="title")] if alone else []), *keys]
-    for i, (panel, own) in enumerate(panels.items()):
-        x = i % across * (LEFT + PLOT_WIDTH + RIGHT) + LEFT
-        y = i // across * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
-        parts.append(element("g", *_panel(scatter, panel, own, names), transform=f"translate({x:g} {y:g})"))
-    height = -(-len(panels) // across) * (ABOVE + PLOT_HEIGHT + BELOW) + top
+    for j, panels in enumerate(rows.values()):
+        for i, (panel, own) in enumerate(panels.items()):
+            x, y = i * (LEFT + PLOT_WIDTH + RIGHT) + LEFT, j * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
+            parts.append(element("g", *_panel(scatter, panel, own, names), transform=f"translate({x:g} {y:g})"))
+    height = len(rows) * (ABOVE + PLOT_HEIGHT + BELOW) + top
     scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
             f'class="figure" aria-label="{text(scatter.title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
@@ -67,7 +66,7 @@ def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup],
     """The marks with their names, in as many rows as they need, and where they end."""
     parts, x = [], 22.0
     for i, name in enumerate(names):
-        needed = 26 + CHARACTER * len(name)
+        needed = 38 + CHARACTER * len(name)
         if x + needed > width and x > 22:
             x, y = 22.0, y + 22
         parts += [_mark(i, x, y - 4), element("text", name, x=x + 13, y=y)]

@@ -35,7 +35,7 @@ def panel(line):
 
 
 def scatter(**more) -> Scatter:
-    return Scatter(title="A <title>", x=COLUMNS[2], y=COLUMNS[1], mark="remat", panel=panel, **more)
+    return Scatter(title="A <title>", x=COLUMNS[2], y=COLUMNS[1], mark="remat", row=lambda line: "row", panel=panel, **more)
 
 
 def test_seeds_become_one_line_with_an_interval():
