@@ -11,8 +11,10 @@ keeps each layer's input alone, `save:A+B` keeps also the named values, `offload
 
 Two models, two batches each: the model of --model is compiled for every target and also runs here, on --topology; the model of
 --compiled_model is only compiled. Memory of a target is its compiler's (compile); its step time is a prediction from the compiled
-schedule (estimate); recomputed FLOPs are counted from shapes (estimate) and from the compiled text as what it computes beyond
-policy `none` (compile). Here the step time is measured, and memory is what the CPU's compiler says.
+schedule (estimate). Here the step time is measured, and memory is what the CPU's compiler says.
+
+Columns: `recomputed` is the matmul FLOPs of a step, over all devices, that come again for the backward pass, counted from shapes
+(estimate); `beyond none` is what the compiled step computes more than that of policy `none`, counted in its text (compile).
 """
 
 import statistics
@@ -163,8 +165,8 @@ def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, 
 SAME = ("model", "optimizer", "batch", "seq", "topology", "settings", *(name for name in PLAN if name != "remat"))
 COLUMNS = (
     Column(name="remat", head="policy"), Column(name="peak_bytes", head="memory a device", unit="bytes"),
-    Column(name="memory_ratio", head="to none", unit="percent"), Column(name="step_s", head="step", unit="seconds"),
-    Column(name="time_ratio", head="to none", unit="percent"),
+    Column(name="memory_ratio", head="vs none", unit="percent"), Column(name="step_s", head="step", unit="seconds"),
+    Column(name="time_ratio", head="vs none", unit="percent"),
     Column(name="estimated_recomputed_flops", head="recomputed", unit="flops"),
     Column(name="compiled_recomputed_flops", head="beyond none", unit="flops"),
 )
@@ -180,10 +182,8 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
         own = [line for line in lines if title(line) == name]
         here = own[0]["settings"].value != "how=compile"
         backend = own[0]["backend"].value
-        lead = (f"Run here: the median of the timed steps; memory is what the compiler for {backend} says. " if here else
-                f"Compiled for {backend}: memory is the compiler's, the step time predicted from its schedule. ")
-        lead += ("Recomputed: matmul FLOPs that come again, of a step over all devices, counted from shapes. Beyond none: what the "
-                 "compiled step computes more than that of policy none.")
+        lead = (f"Run here: the median of the timed steps; memory is what the compiler for {backend} says." if here else
+                f"Compiled for {backend}: memory is the compiler's, the step time predicted from its schedule.")
         tables.append(Table(title=name, lead=lead, columns=COLUMNS if here else TARGET, lines=own))
     scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
                       x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", row=row, panel=panel,

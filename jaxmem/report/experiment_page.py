@@ -138,7 +138,8 @@ def _told(table: Table, column: Column, line: Line) -> str:
 
 def markdown_page(title: str, doc: str, tables: Sequence[Table], records: Sequence[Record], figure: str) -> str:
     """Tables and figure as one Markdown text."""
-    parts = [f"# {title}\n", f"{doc.strip().splitlines()[0]}\n", f"![{title}]({figure})\n"]
+    question, _, rest = doc.strip().partition("\n")
+    parts = [f"# {title}\n", f"{question}\n", *(f"{paragraph}\n" for paragraph in paragraphs(rest)), f"![{title}]({figure})\n"]
     for table in tables:
         parts += [f"## {table.title}\n", f"{table.lead}\n", markdown(table)]
     parts += [f"{versions_text(records)}\n"]
