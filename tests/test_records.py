@@ -11,6 +11,7 @@ import statistics
 
 import pytest
 
+from jaxmem.cli import main as cli
 from jaxmem.records import Point, append, find, newest, read, record, settled
 from jaxmem.spec import InputError
 from jaxmem.tabulate import Interval, interval, matching, pivot, row, to_csv
@@ -160,3 +161,49 @@ def test_csv_has_every_column_and_leaves_the_unknown_empty():
     read_back = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert [one["step_s"] for one in read_back] == ["0.25", ""]
     assert read_back[1]["words"] == 'a "b", c' and read_back[1]["peak_bytes"] == "" and read_back[0]["model"] == "gpt2,layers=2"
+
+
+# ---------------------------------------------------------------- jaxmem results
+
+@pytest.fixture
+def results(tmp_path, capsys):
+    for i, (remat, topology) in enumerate((("none", "cpu:8"), ("block", "cpu:8"), ("block", "v5e-8"))):
+        for seed in (0, 1):
+            point = with_(plan=f"fsdp=8,remat={remat}", topology=topology, seed=seed)
+            append(tmp_path / "records.jsonl", made(point, step_s=0.5 + i + seed, peak_bytes=2**20 * (i + 1)))
+
+    def command(*words: str) -> tuple[int, str, str]:
+        status = cli.main(["results", str(tmp_path), *words])
+        return status, *capsys.readouterr()
+    return command
+
+
+def test_results_lists_what_meets_the_filter(results):
+    status, out, _ = results("--filter=remat=block", "--filter=topology=cpu:8", "--columns=remat,seed,step_s,peak_bytes")
+    assert status == 0
+    assert [" ".join(line.split()) for line in out.splitlines()[:3]] == ["remat seed step_s peak_bytes", "block 0 1.500 s 2.00 MiB",
+                                                                         "block 1 2.500 s 2.00 MiB"]
+    assert out.splitlines()[3].startswith("2 records; columns: ")
+    assert "none of 6 records meets batch=99" in results("--filter=batch=99")[1]
+
+
+def test_results_pivots(results):
+    status, out, _ = results("--pivot=remat,topology,step_s")
+    assert status == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[:3] == ["remat cpu:8 v5e-8", "none 1 ± 6.4 s —", "block 2 ± 6.4 s 3 ± 6.4 s"]
+
+
+def test_results_exports(results, tmp_path):
+    status, out, said = results(f"--csv={tmp_path / 'all.csv'}")
+    assert (status, out) == (0, "") and "wrote 6 records" in said
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("flag, words", [
+    ("--pivot=remat,step_s", "expected ROW+ROW,COLUMN,VALUE"), ("--pivot=model,topology,step_s", "differ in remat"),
+    ("--columns=remta", "unknown column 'remta'; did you mean remat"), ("--csv=/nowhere/a.csv", "--csv=/nowhere/a.csv: No such file"),
+    ("nowhere", "nowhere: no such folder")])
+def test_results_tells_mistakes(results, flag, words):
+    status, out, said = results(flag)
+    assert status == 2 and words in said
