@@ -60,8 +60,9 @@ class Tensor:
         """[..., 30], normalised."""
         p = np.asarray(p, np.float64).reshape(self.shape)
         root, bound = rsqrt(self.v), 0.1 * np.sqrt((self.g**2).mean())
-        inputs = [self.g, np.clip(self.g, -bound, bound), p, self.m, self.v, self.m * root[..., None], root, self.g[..., None] * self.factor,
-                  self.g * root, self.rows, self.cols, rsqrt(self.rows), rsqrt(self.cols), self.m * self.momentum_factor]
+        inputs = [self.g, np.clip(self.g, -bound, bound), p, self.m, self.v, self.m * root[..., None], root,
+                  self.g[..., None] * self.factor, self.g * root, self.rows, self.cols, rsqrt(self.rows),
+                  rsqrt(self.cols), self.m * self.momentum_factor]
         x = np.concatenate([a if a.ndim > len(self.shape) else a[..., None] for a in inputs], -1)
         assert x.shape[-1] == 30
         return x * rsqrt((x**2).mean(tuple(range(len(self.shape))), keepdims=True))

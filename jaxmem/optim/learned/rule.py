@@ -179,7 +179,8 @@ def update_leaf(rule: Rule, weights: Weights, count: jax.Array, g: jax.Array, p:
             new["s"] = scales
         if "d" in write:
             new["d"] = keep_d[expand] * write["d"] + (1 - keep_d)[expand] * (g * g + 1e-30)
-        s = seen(read, read["g"], list(accumulators.decode(new["m"], scales)), new["v"][0], new.get("d"))
+        new = lax.optimization_barrier(new)  # made once, not again for every feature
+        s = seen(read, read["g"], list(accumulators.decode(new["m"], new.get("s"))), new["v"][0], new.get("d"))
         shape = s.g.shape
         squares = [jnp.sum(jnp.square(jnp.broadcast_to(x, shape)), axis=tuple(range(1, len(shape)))) for x in channels(s).values()]
         return new, jnp.stack(squares)
