@@ -110,13 +110,21 @@ def compiled(workload: Workload, plan: Plan, topology: Topology) -> Found:
         "verdict": (check["verdict"], "compile"), "peak_bytes": (check["peak_bytes"], "compile"),
         "usable_bytes": (check["usable_bytes"], check["sources"].get("usable_bytes", "estimate")),
         "host_bytes": (check["host_bytes"], "compile"), "step_s": (check["step_s"] if fits else None, "estimate"),
-        "compiled_flops": (total, "compile"), **estimated(workload, plan)})
+        "compiled_flops": (total, "compile"), **estimated(workload, plan, topology)})
 
 
-def estimated(workload: Workload, plan: Plan) -> dict[str, tuple[Any, Any]]:
-    """FLOPs of a step over all devices, from shapes, with attention written out as matmuls."""
-    found = flops.step_flops(workload, plan)
-    return {"estimated_flops": (found.hardware, "estimate"), "estimated_recomputed_flops": (found.recomputed, "estimate")}
+def estimated(workload: Workload, plan: Plan, topology: Topology) -> dict[str, tuple[Any, Any]]:
+    """FLOPs of a step over all devices, from shapes, with the attention that the step has on this topology."""
+    from jaxmem.parallel.attend import block_size_for
+    from jaxmem.parallel.triton_attention import blocks_for
+    from jaxmem.step import choose_attention
+
+    attention = choose_attention(workload, plan, topology)
+    blocks = blocks_for(workload.seq, workload.model.head_dim) if attention == "triton" else {}
+    own = block_size_for(workload.seq) if attention == "splash" else 512
+    found = flops.step_flops(workload, plan, attention=attention, block_q=blocks.get("block_q", own), block_kv=blocks.get("block_k", own))
+    return {"attention_kernel": (attention, "estimate"), "estimated_flops": (found.hardware, "estimate"),
+            "estimated_recomputed_flops": (found.recomputed, "estimate")}
 
 
 def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, seed: int) -> Found:
@@ -157,7 +165,7 @@ def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, 
     return Found(backend=backend, values={
         "peak_bytes": (summed_peak(memory_of(train)), "compile"), "step_s": (statistics.median(seconds[2:]), "measure"),
         "fastest_s": (min(seconds[2:]), "measure"), "slowest_s": (max(seconds[2:]), "measure"), "last_loss": (loss, "measure"),
-        "compiled_flops": (total * topology.devices if total is not None else None, "compile"), **estimated(workload, plan)})
+        "compiled_flops": (total * topology.devices if total is not None else None, "compile"), **estimated(workload, plan, topology)})
 
 
 # ---------------------------------------------------------------- table and figure, from the records
@@ -175,7 +183,7 @@ TARGET = (*COLUMNS, Column(name="host_bytes", head="host memory", unit="bytes"),
 
 def pages(records: Sequence[Record]) -> dict[str, str]:
     """The page, the figure, and the tables as Markdown and CSV."""
-    lines = with_ratios(page.lines(records))
+    lines = with_ratios(in_order(page.lines(records)))
     titles = list(dict.fromkeys(title(line) for line in lines))
     tables = []
     for name in titles:
@@ -184,6 +192,8 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
         backend = own[0]["backend"].value
         lead = (f"Run here: the median of the timed steps; memory is what the compiler for {backend} says." if here else
                 f"Compiled for {backend}: memory is the compiler's, the step time predicted from its schedule.")
+        if kernel := own[0].get("attention_kernel", page.NOTHING).value:
+            lead += f" Attention: {kernel}."
         tables.append(Table(title=name, lead=lead, columns=COLUMNS if here else TARGET, lines=own))
     scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
                       x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", row=row, panel=panel,
@@ -194,6 +204,19 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
                                       records),
             "remat.svg": drawing(scatter, lines), "table.md": page.markdown_page(name, __doc__ or "", tables, records, "remat.svg"),
             "results.csv": to_csv([flat(one) for one in records])}
+
+
+def in_order(lines: list[Line]) -> list[Line]:
+    """As the grid has them, whatever was ready first: by model, batch, target before here, policy."""
+    def first(name: str) -> list[Any]:
+        return list(dict.fromkeys(line[name].value for line in lines))
+    models, topologies = first("model"), first("topology")
+
+    def place(line: Line) -> tuple[Any, ...]:
+        policy = line["remat"].value
+        return (models.index(line["model"].value), line["batch"].value, line["seq"].value, line["settings"].value != "how=compile",
+                topologies.index(line["topology"].value), POLICIES.index(policy) if policy in POLICIES else len(POLICIES), policy)
+    return sorted(lines, key=place)
 
 
 def with_ratios(lines: list[Line]) -> list[Line]:

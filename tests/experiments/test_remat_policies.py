@@ -10,6 +10,7 @@ from experiments import remat_policies
 from jaxmem import experiment
 from jaxmem.cli import main as cli
 from jaxmem.cost.flops import step_flops
+from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.records import record
 from jaxmem.workload import Workload
@@ -64,12 +65,29 @@ def compiled(policy: str, peak_bytes: int, step_s: float | None, total: float | 
 
 
 def test_the_table_holds_each_policy_against_none():
-    table = remat_policies.pages([compiled("none", 2**31, 0.2, 100.0), compiled("block", 2**30, 0.25, 133.0),
-                                  compiled("dots", 2**31, None, None, "does_not_fit")])["table.md"]
+    table = remat_policies.pages([compiled("block", 2**30, 0.25, 133.0), compiled("dots", 2**31, None, None, "does_not_fit"),
+                                  compiled("none", 2**31, 0.2, 100.0)])["table.md"]
+    assert [line.split("|")[1].strip() for line in table.splitlines() if "GiB" in line] == ["none", "dots", "block"]  # as in the grid
     assert "## gpt2, batch 64 x 1024, v5e-8" in table
     assert "| none | 2.00 GiB | 100.0% | 0.200 s | 100.0% | 5 FLOP | 0 | — | fits |" in table
     assert "| block | 1.00 GiB | 50.0% | 0.250 s | 125.0% | 5 FLOP | 33 FLOP | — | fits |" in table
     assert "| dots | 2.00 GiB | 100.0% | — | — | 5 FLOP | — | — | does_not_fit |" in table
+
+
+@pytest.mark.parametrize("topology, policy, matmuls, kernel", [
+    ("cpu:8", "attention", 1, "xla"), ("v5e-8", "attention", 2, "splash"), ("v5e-8", "save:context", 0, "splash"),
+    ("h100:8", "attention", 2 * 0.75, "triton")])
+def test_recomputed_flops_are_of_the_attention_that_runs(topology, policy, matmuls, kernel):
+    """One matmul of S x S scores is 2 B N S S H a layer; `save:context` repeats the six others. Triton's blocks of 128 leave out one
+    of the four at this length, splash has one block."""
+    workload = Workload.parse(model="decoder-small", batch=8, seq=256)
+    found = remat_policies.estimated(workload, Plan.parse(f"fsdp=8,remat={policy}"), parse_topology(topology))
+    tokens, m = 8 * 256, workload.model
+    one = 2 * 8 * m.heads * m.head_dim * 256**2 * m.layers
+    q, kv = m.embed * m.heads * m.head_dim, m.embed * m.kv_heads * m.head_dim
+    others = 2 * tokens * m.layers * (q + 2 * kv + q + 2 * m.embed * m.mlp) if policy == "save:context" else 0
+    assert found["estimated_recomputed_flops"] == (pytest.approx(matmuls * one + others), "estimate")
+    assert found["attention_kernel"][0] == kernel
 
 
 @pytest.mark.long
@@ -80,6 +98,7 @@ def test_a_pulse_of_a_target(tmp_path: pathlib.Path, topology):
     assert experiment.main(remat_policies.EXPERIMENT, argv) == 0
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     none, block = sorted(records, key=lambda one: one["plan"])
-    assert block["values"]["compiled_flops"] > none["values"]["compiled_flops"] > 0
+    repeated = block["values"]["compiled_flops"] - none["values"]["compiled_flops"]
+    assert repeated == pytest.approx(block["values"]["estimated_recomputed_flops"], rel=0.01) and none["values"]["compiled_flops"] > 0
     assert all(one["values"]["verdict"] == "fits" and one["values"]["step_s"] > 0 and one["sources"]["step_s"] == "estimate"
                for one in records)
