@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,8 @@ def train(s: Settings, folder: Folder) -> int:
 
 def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watchdog, closing: contextlib.ExitStack) -> int:
     writes, slow_s = jax.process_index() == 0, max(SLOW_S, 6 * s.watchdog_s)
+    if s.started_at is not None:
+        log.event("phase", name="startup", seconds=time.time() - s.started_at)
     # ---------------------------------------------------------------- data and programs
     with watchdog.allow(slow_s, "data"):
         data = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="train")
@@ -319,9 +322,10 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             position, batch = next(batches)
             if not flying or flying[-1].metrics["loss"].is_ready():  # type: ignore[attr-defined]
                 log.waited("data", time.monotonic() - begin)
-            if (now := batches.epoch_of(position)) != epoch:
+            now, before = batches.epoch_of(position), batches.epoch_of(position - 1) if position else None
+            if now != (before if epoch is None else epoch):  # a resumed run says it only where it begins one
                 log.event("epoch", step=at + 1, epoch=now)
-                epoch = now
+            epoch = now
             if (poisoned := faults.poison(at + 1, state["params"], programs.mesh)) is not None:
                 state = state | {"params": poisoned}
             profiler.before(at + 1)
@@ -411,12 +415,23 @@ def libraries_to_file(path: pathlib.Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING)
+    unraisable = sys.unraisablehook
+
+    def hook(what: Any) -> None:
+        if "Event loop is closed" not in str(what.exc_value):  # other reads and writes of a checkpoint that failed, ending
+            unraisable(what)
+    sys.unraisablehook = hook
 
 
 def local_folder(s: Settings, folder: Folder) -> pathlib.Path:
     """This process's own folder for local checkpoints: of the run, and of its place among the processes of this machine."""
     place = next((os.environ[name] for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK") if name in os.environ), "0")
-    return pathlib.Path(s.local_checkpoints) / folder.run_id / place
+    path = pathlib.Path(s.local_checkpoints) / folder.run_id / place
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--local_checkpoints={s.local_checkpoints}: {error.strerror}; give a folder on this machine's own disk") from None
+    return path
 
 
 def drop(folder: Folder, at: int, log: Log) -> dict[str, Any] | None:

@@ -70,6 +70,9 @@ def manifest(flags: absl_flags.FlagValues, train: Sequence[str]) -> dict[str, Va
     if flags.claim is not None and pathlib.PurePosixPath(flags.mount) not in settings.out.parents:
         raise InputError(f"--out={settings.out} is not under --mount={flags.mount}, so it would be lost with the pod; "
                          f"did you mean --out={pathlib.PurePosixPath(flags.mount) / settings.out.name}?")
+    if flags.claim is None:
+        print(f"# no --claim: {settings.out} is in the pods' own image, and the checkpoints end with the pods without storage there",
+              file=sys.stderr)
     jobs = topology.slices
     pods = topology.hosts // jobs
     metadata: dict[str, Value] = {"name": flags.name, "namespace": flags.namespace}

@@ -44,12 +44,30 @@ def launch(flags: absl_flags.FlagValues, train: list[str]) -> int:
     return 0
 
 
+def seconds(time: str) -> float:
+    """A time limit as sbatch reads it: MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES[:SECONDS]."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        raise InputError(f"--time={time}: sbatch reads minutes (30), hours:minutes:seconds (24:00:00) or days-hours (1-12)")
+    numbers = list(map(int, parts))
+    if dash:
+        hours, minutes, more = (numbers + [0, 0])[:3]
+        return ((int(days) * 24 + hours) * 60 + minutes) * 60 + more
+    if len(numbers) == 3:
+        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
+    return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
+
+
 def script(flags: absl_flags.FlagValues, train: Sequence[str]) -> str:
     """The batch script; raises `InputError`."""
     settings, given = command.train_settings(train)
     if "out" not in given:
         raise InputError("the run needs a folder that every node sees: --out=RUN after --")
     topology = settings.topology
+    if (limit_s := seconds(flags.time)) <= 2 * flags.save_before:
+        raise InputError(f"--time={flags.time} is {limit_s:.0f} s, and the run is asked to save --save_before={flags.save_before} s "
+                         "before that: it would hardly train; give a longer --time or a smaller --save_before")
     lines = {"job-name": flags.name, "partition": flags.partition, "account": flags.account, **resources(topology, flags.cpus),
              "time": flags.time, "signal": f"B:USR1@{flags.save_before}", "requeue": "", "open-mode": "append", "output": "slurm-%j.log"}
     for name, value in lines.items():

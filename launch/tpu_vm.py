@@ -56,6 +56,9 @@ def ssh(flags: absl_flags.FlagValues, train: Sequence[str]) -> tuple[list[str], 
         raise InputError(f"--topology={topology}: TPU VMs are of {', '.join(RUNTIMES)}; {where}")
     if "out" not in given:
         raise InputError("the run needs a folder that every host sees: --out=RUN after --")
+    if topology.hosts > 1 and not settings.out.is_absolute():
+        raise InputError(f"--out={settings.out} would be another folder on each of the {topology.hosts} hosts; give an absolute path "
+                         "that all of them see, as in --out=/shared/runs/a")
     # The hosts' shells read it once more; a ~ at the program's front is theirs.
     words = [flags.jaxmem, shlex.join(["train", *train])]
     if topology.hosts > 1:

@@ -77,7 +77,7 @@ class Store:
         handler = ocp.CompositeCheckpointHandler("state", "meta")
         self._orbax = ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(timeout_secs=math.ceil(timeout_s)))
         self._waiter: threading.Thread | None = None
-        self._failure = ""
+        self._failure, self._latest = "", 0
 
     # ---- writing
 
@@ -91,6 +91,7 @@ class Store:
         self.wait()
         start = time.monotonic()
         path, why = self.directory / str(step), ""
+        self._latest = step
         try:
             if self._primary:
                 (self.directory / f".writing-{step}").write_text(self.run_id)
@@ -101,6 +102,7 @@ class Store:
             with contextlib.suppress(Exception):
                 self._orbax.wait_until_finished()
         if problem := first_of(why):
+            self._clear_half(step)
             raise SaveFailed(f"checkpoint of step {step} was not written: {problem}")
         self._on_started(step)
         shards = self._nearby.shards_of(state) if self._nearby else None
@@ -150,6 +152,7 @@ class Store:
         self._waiter.join()
         self._waiter, failure, self._failure = None, self._failure, ""
         if problem := first_of(failure):
+            self._clear_half(self._latest)
             raise SaveFailed(problem)
 
     def close(self) -> None:
@@ -251,12 +254,18 @@ class Store:
             shutil.rmtree(doomed, ignore_errors=True)
         for mark in self.directory.glob(".writing-*"):
             if mark.read_text() == self.run_id:
-                step = mark.name.removeprefix(".writing-")
-                for half in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-                    shutil.rmtree(half, ignore_errors=True)
-                if not committed(self.directory / step):
-                    shutil.rmtree(self.directory / step, ignore_errors=True)
-                mark.unlink(missing_ok=True)
+                self._clear_half(int(mark.name.removeprefix(".writing-")))
+
+
+    def _clear_half(self, step: int) -> None:
+        """What a save of `step` that did not come to its end has left; it would keep a full disk full."""
+        if not self._primary:
+            return
+        for half in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+            shutil.rmtree(half, ignore_errors=True)
+        if not committed(self.directory / str(step)):
+            shutil.rmtree(self.directory / str(step), ignore_errors=True)
+        (self.directory / f".writing-{step}").unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- pieces

@@ -9,14 +9,15 @@ command on each; under SLURM, Open MPI, GKE or on TPU VMs nothing more is needed
 --coordinator, --processes and --process say how to meet (python -m launch.local does, on one
 machine).
 
-Exit status: 0 done, 2 bad input, 70 internal error, 75 saved on SIGTERM and stopped (the same
-command goes on), 76 ended by the watchdog, 77 rollbacks exhausted.
+Exit status: 0 done, 2 bad input, 70 internal error, 75 saved on SIGTERM or Ctrl-C and stopped (the
+same command goes on), 76 ended by the watchdog, 77 rollbacks exhausted, 130 interrupted at once.
 """
 
 import os
 import pathlib
 import re
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -27,6 +28,7 @@ from jaxmem.checkpoint.keep import Keep
 from jaxmem.cli import arguments
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
+from jaxmem.running import trackers
 from jaxmem.runs import folder as folders
 from jaxmem.runs import settings as settings_module
 from jaxmem.runs.settings import Settings
@@ -112,8 +114,11 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"jaxmem train: interrupted; {interrupt}", file=sys.stderr)
         hosts.leave(130, together=False)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if any(word in str(error) for word in ("Gloo", "coordination service", "heartbeat")):  # another process ended, and says why
+            print(f"jaxmem train: another process of this run ended: {str(error).strip().splitlines()[0][:200]}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         hosts.leave(70, together=False)
     hosts.leave(status, together=status != 70)
 
@@ -183,6 +188,10 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
     if flags.snapshot not in SNAPSHOTS:
         raise InputError(f"--snapshot={flags.snapshot}: expected {', '.join(SNAPSHOTS)}{nearest(flags.snapshot, SNAPSHOTS)}")
     Keep.parse(flags.keep)
+    if not flags.out.strip():
+        raise InputError("--out= is empty: give the run a folder, as in --out=runs/first")
+    if "://" in flags.out:
+        raise InputError(f"--out={flags.out} is an address; a run's folder is on a file system that every process sees (mount the bucket)")
     topology = parse_topology(flags.topology)
     plan = Plan.parse(flags.plan, devices=topology.devices)
     batch = flags.batch or 2 * topology.devices
@@ -196,7 +205,7 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
         snapshot=flags.snapshot, snapshot_pool=flags.snapshot_pool,
         spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
         print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
-        init_from=flags.init_from, skip=_ranges(flags.skip), log=_trackers(flags.log))
+        init_from=flags.init_from, started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
 
 
 def _profile(text: str | None) -> tuple[int, int] | None:
@@ -222,4 +231,5 @@ def _trackers(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in settings_module.TRACKERS:
             raise InputError(f"--log={text}: unknown {name!r}{nearest(name, settings_module.TRACKERS)}")
+    trackers.check(names)
     return names

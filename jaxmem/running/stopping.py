@@ -1,5 +1,6 @@
-"""SIGTERM asks a run to save and stop: all processes stop after the same step."""
+"""SIGTERM, or the first Ctrl-C, asks a run to save and stop: all processes stop after the same step."""
 
+import os
 import signal
 import threading
 from typing import Any
@@ -13,12 +14,18 @@ class StopRequest:
     and names a step that all of them have yet to reach."""
 
     def __init__(self) -> None:
-        self._asked, self._calls, self._before = False, 0, None
+        self._asked, self._calls = False, 0
+        self._before: dict[int, Any] = {}
         self._alone = jax.process_count() == 1
         if self._alone and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT:
+            if self._asked:
+                raise KeyboardInterrupt
+            os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")  # print is not for signal handlers
         self._asked = True
 
     def reached(self) -> bool:
@@ -29,5 +36,5 @@ class StopRequest:
         return self._asked
 
     def close(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

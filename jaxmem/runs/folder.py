@@ -4,6 +4,7 @@ config.json, versions.json, metrics.jsonl, logs/, checkpoints/, report.html; `lo
 a killed run left is free by itself.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -24,7 +25,8 @@ Config = dict[str, Any]
 # What may differ when a command is repeated: it changes what is watched or how it is started, not what is computed.
 FREE = ("fault", "profile", "print_hash", "max_restarts", "watchdog", "log", "elastic", "local_checkpoints", "keep", "checkpoint_every",
         "snapshot", "snapshot_pool", "max_rollbacks", "start_timeout")
-OWN = ("logs", "lock", "config.json", "versions.json", "checkpoints", "metrics.jsonl")  # what a start that came to nothing leaves
+# What a start that came to nothing leaves.
+OWN = ("logs", "lock", "config.json", "config.json.new", "versions.json", "versions.json.new", "checkpoints", "metrics.jsonl")
 ELASTIC = ("topology", "plan")
 
 
@@ -75,9 +77,13 @@ def open_folder(path: pathlib.Path, config: Config, versions: Mapping[str, str |
             raise InputError(f"--out={path} is not empty and holds no run ({', '.join(sorted(foreign)[:3])}); "
                              "give an empty or a new folder")
         before = config | {"run_id": uuid.uuid4().hex[:12]}
-        write_json(path / "config.json", before)
+        try:
+            write_json(path / "config.json", before)
+        except OSError as error:
+            raise InputError(f"--out={path}: {error.strerror}") from None
     refuse_other(path, config, elastic=elastic)
-    write_json(path / "versions.json", dict(versions))
+    with contextlib.suppress(OSError):  # a full disk ends nothing
+        write_json(path / "versions.json", dict(versions))
     return Folder(path=path, run_id=before["run_id"], attempt=starts)
 
 
@@ -127,8 +133,11 @@ class Lock:
     """The folder, held until `release` or the end of the process. Raises Held."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self._file = open(path / "lock", "a+")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = open(path / "lock", "a+")
+        except OSError as error:
+            raise InputError(f"--out={path}: {error.strerror}; give a folder that can be written") from None
         until = time.monotonic() + 1.0
         while not self._taken():  # a reader that asks who holds it has it for an instant
             if time.monotonic() < until:
@@ -137,7 +146,7 @@ class Lock:
             self._file.seek(0)
             holder = self._file.read().strip()
             self._file.close()
-            raise Held(f"{path} is held by a live run ({holder or 'unknown process'}); "
+            raise Held(f"{path} is held by a live run ({_who(holder)}); "
                        "wait for it, stop it, or give another --out") from None
         self._file.truncate(0)
         self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}))
@@ -184,6 +193,14 @@ class Lines:
             except OSError:
                 pass
         os.close(self._fd)
+
+
+def _who(holder: str) -> str:
+    try:
+        at = json.loads(holder)
+        return f"process {at['pid']} on {at['host']}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at['time']))}"
+    except (ValueError, KeyError, TypeError):
+        return "of an unknown process"
 
 
 def _ends_whole(path: pathlib.Path) -> bool:

@@ -48,6 +48,7 @@ class Settings:
     init_from: str = ""
     skip: tuple[tuple[int, int], ...] = ()  # positions of the data that are left out: (first, last)
     log: tuple[str, ...] = ()
+    started_at: float | None = None  # unix seconds: when the command began, before it loaded anything
 
     def problems(self) -> list[str]:
         out = []
@@ -70,8 +71,8 @@ class Settings:
                 not self.eval_every or not self.checkpoint_every or self.checkpoint_every % self.eval_every):
             out.append(f"--keep={self.keep} keeps the best by evaluation loss, which needs an evaluation at every checkpoint: --eval_every "
                        f"that divides --checkpoint_every={self.checkpoint_every} (now {self.eval_every})")
-        if "://" in str(self.out) or ":/" in str(self.out):
-            out.append(f"--out={self.out} is an address; a run's folder is on a file system that every process sees (mount the bucket)")
+        if self.profile and self.profile[0] > self.steps:
+            out.append(f"--profile={self.profile[0]}:{self.profile[1]}: the run has no step {self.profile[0]}, only {self.steps}")
         if self.snapshot == "lazy" and self.plan.step != "split":
             plan = ",".join(filter(None, (str(self.plan), "step=split")))
             out.append("--snapshot=lazy copies the state while the next gradients are computed, which needs a gradient program that does "

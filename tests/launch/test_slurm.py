@@ -124,3 +124,18 @@ def test_refusals(own, train, parts):
         script(*own, train=train)
     for part in parts:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("text, want", [("30", 1800), ("30:15", 1815), ("24:00:00", 86400), ("1-12", 129600), ("1-0:30", 88200), ("2-1:2:3", 176523)])
+def test_time_limits_as_sbatch_reads_them(text, want):
+    from launch.slurm import seconds
+
+    assert seconds(text) == want
+
+
+@pytest.mark.parametrize("text", ["12h", "1d", "", "1:2:3:4", "-5", "1-"])
+def test_time_limits_that_sbatch_does_not_read(text):
+    from launch.slurm import seconds
+
+    with pytest.raises(InputError, match="sbatch reads"):
+        seconds(text)

@@ -1,6 +1,7 @@
 """A run's folder: made once, held by one, resumed by the same command."""
 
 import json
+import pathlib
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_one_holder_and_a_stale_lock(tmp_path):
             "print('held', flush=True); time.sleep(60)")
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(Held, match=f'"pid": {other.pid}'):
+    with pytest.raises(Held, match=f"process {other.pid} on "):
         Lock(tmp_path)
     other.send_signal(signal.SIGKILL)
     other.wait()
@@ -98,3 +99,17 @@ def test_a_torn_line_stays_one_bad_line(tmp_path):
     lines.write({"a": 2})
     lines.close()
     assert [line["a"] for line in read_lines(tmp_path / "m")] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run", pathlib.Path("/proc/nothing")):
+        with pytest.raises(InputError, match="--out="):
+            Lock(path)
+
+
+def test_what_a_kill_leaves_of_a_start_is_no_obstacle(tmp_path):
+    for name in ("config.json.new", "versions.json.new", "lock"):
+        (tmp_path / name).write_text("{")
+    (tmp_path / "logs").mkdir()
+    assert open_folder(tmp_path, CONFIG, {}, elastic=False).attempt == 0
