@@ -409,12 +409,13 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
 def libraries_to_file(path: pathlib.Path) -> None:
     """What Orbax and grain log (through absl, a page of traceback for a full disk) goes to a file; we say in a line what it means."""
-    logger = logging.getLogger("absl")
     handler = logging.FileHandler(path, delay=True)
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not fill stderr too
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.WARNING)
+    for name in ("absl", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)
     unraisable = sys.unraisablehook
 
     def hook(what: Any) -> None:

@@ -126,7 +126,8 @@ def test_refusals(own, train, parts):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("text, want", [("30", 1800), ("30:15", 1815), ("24:00:00", 86400), ("1-12", 129600), ("1-0:30", 88200), ("2-1:2:3", 176523)])
+@pytest.mark.parametrize("text, want", [("30", 1800), ("30:15", 1815), ("24:00:00", 86400), ("1-12", 129600), ("1-0:30", 88200),
+                                        ("2-1:2:3", 176523)])
 def test_time_limits_as_sbatch_reads_them(text, want):
     from launch.slurm import seconds
 
