@@ -101,7 +101,8 @@ def test_in_the_step_programs(text):
     plan = Plan.parse("fsdp=4,tensor=2,step=split")
     built = step.build(work, plan, parse_topology("cpu:8"), jax.devices()[:8])
     text = built["update"].lower().compile(compiler_options=QUICK).as_text()
-    gathered = [np.prod([int(n) for n in re.findall(r"\d+", dims)]) for dims in re.findall(r"= \(?\w+\[([\d,]*)\].* all-gather(?:-start)?\(", text)]
+    shapes = re.findall(r"= \(?\w+\[([\d,]*)\].* all-gather(?:-start)?\(", text)
+    gathered = [np.prod([int(n) for n in re.findall(r"\d+", dims)]) for dims in shapes]
     matrix = 64 * 64
     assert max(gathered, default=0) < matrix, "a parameter-sized array is gathered"
 

@@ -54,9 +54,9 @@ class Blocks:
         def round_(i: jax.Array, carry: Any) -> Any:
             write, total = carry
             layer, j = i // self.k, i % self.k
-            # a block is read before it is written: read again inside what is fused into the writing, all of `write` would be copied
-            old = lax.optimization_barrier(jax.tree.map(lambda x: take(x, layer, j), write))
-            new, found = body(jax.tree.map(lambda x: take(x, layer, j), read), old)
+            # reading, computing and writing apart: fused, XLA copies all of `write` each round, and on CPU gives up vector instructions
+            now = lax.optimization_barrier(jax.tree.map(lambda x: take(x, layer, j), (read, write)))
+            new, found = lax.optimization_barrier(body(*now))
             write = jax.tree.map(lambda x, b: lax.dynamic_update_slice(x, b.astype(x.dtype), (0, layer, 0, j) + (0,) * (x.ndim - 4)),
                                  write, new)
             if found is not None:
