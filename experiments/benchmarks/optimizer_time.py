@@ -3,8 +3,9 @@
 Command: `python -m experiments.benchmarks.optimizer_time` (two minutes; run it alone) `--sizes=1024,4096` `--repeats=10` `--chunk=262144`
 Expected: on CPU within 8 times optax.adamw at 1M and at 16.8M parameters, and several times faster than the naive form.
 
-Wall time is what a quiet machine is for; CPU time (of all threads) says the same where others are at work. One square f32 matrix, state and parameters donated, everything in one process, the candidates taking turns. `concat` is the control:
-small_fc as its description reads, every feature an array, one concatenation, matrix products. Temporaries are what the compiler says.
+Wall time is what a quiet machine is for; CPU time (of all threads) says much the same where others are at work. One square f32 matrix,
+state and parameters donated, everything in one process, the candidates taking turns. `concat` is the control: small_fc as its
+description reads, every feature an array, one concatenation, matrix products. Temporaries are what the compiler says.
 """
 
 import time
@@ -18,7 +19,6 @@ import optax
 from absl import app, flags
 from jax import lax
 
-from jaxmem import environment
 from jaxmem.optim.learned import accumulators, features
 from jaxmem.optim.learned import weights as learned_weights
 from jaxmem.optim.learned.celo import scale_by_celo
@@ -92,7 +92,6 @@ def candidates(size: int) -> list[Candidate]:
 
 def main(argv: list[str]) -> None:
     del argv
-    environment.quiet()
     print("| parameters | update | least ms | median ms | x adamw | least CPU ms | x adamw | temporaries B / parameter | compile s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for size in map(int, _SIZES.value):
