@@ -340,14 +340,20 @@ def agreed(list_steps: Callable[[], list[int]]) -> list[int]:
 
 
 def first_of(why: str) -> str:
-    """The first process's reason, in every process; empty where all have none."""
+    """One process's reason, the same in every process; empty where all have none."""
     if jax.process_count() == 1:
         return why
     text = np.zeros(200, np.uint8)
     raw = why.encode()[:200]
     text[:len(raw)] = np.frombuffer(raw, np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(text))
-    return next((f"process {i}: {bytes(row[row > 0]).decode(errors='replace')}" for i, row in enumerate(rows) if row.any()), "")
+    reasons = [f"process {i}: {bytes(row[row > 0]).decode(errors='replace')}" for i, row in enumerate(rows) if row.any()]
+    return min(reasons, key=waited_for_another, default="")
+
+
+def waited_for_another(reason: str) -> bool:
+    """A process that only waited in vain for one that failed; the other's reason says more."""
+    return "barrier" in reason or "Timed out" in reason
 
 
 def _first_line(error: BaseException) -> str:
