@@ -36,6 +36,7 @@ from jaxmem.data import Batches, eval_batches, open_data
 from jaxmem.faults import Faults
 from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
+from jaxmem.optim import transforms
 from jaxmem.running import agreement, measured
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.progress import Progress
@@ -146,6 +147,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 state = compiled["init"](seed)
                 if s.init_from:
                     state = with_imported(state, s, programs)
+                state |= {"opt_state": transforms.with_trained_weights(state["opt_state"], s.workload.optimizer)}
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
             if found.meta["run_id"] != folder.run_id:
                 log.say(f"the checkpoint of step {found.step} was written by another run ({found.meta['run_id']})")
