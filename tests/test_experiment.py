@@ -108,8 +108,16 @@ def assert_gone(tmp_path):
             os.kill(int(path.name.removeprefix("asleep-")), 0)
 
 
+@pytest.fixture
+def heeds_interrupts():
+    """Also where this process was started in the background of a shell, which makes it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(run, tmp_path, number):
+def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(run, tmp_path, number, heeds_interrupts):
     def interrupt():
         deadline = time.monotonic() + 30
         while not list((tmp_path / "out").glob("asleep-*")) and time.monotonic() < deadline:
