@@ -11,18 +11,15 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import math
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxmem import schedules, spec, step
 from jaxmem.checkpoint import lazy
@@ -30,6 +27,7 @@ from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.formats import config_of, read_into
 from jaxmem.checkpoint.keep import Keep
 from jaxmem.checkpoint.nearby import Nearby
+from jaxmem.checkpoint.state_hash import state_hash
 from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store
 from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.data import Batches, eval_batches, open_data
@@ -38,6 +36,7 @@ from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
 from jaxmem.optim import transforms
 from jaxmem.running import agreement, measured
+from jaxmem.running.libraries import libraries_to_file
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.progress import Progress
 from jaxmem.running.stopping import StopRequest
@@ -51,7 +50,6 @@ from jaxmem.watchdog import Watchdog
 AHEAD = 2  # steps dispatched before the oldest one's metrics are fetched
 SLOW_S = 3600.0  # what reading data, compiling or restoring may take, or six times the watchdog's limit if that is more
 WARM_UP = 5  # steps of a start after which memory and time are compared with what was predicted
-HASHED_AT_ONCE = 2**26  # bytes of an array that are gathered at once for its hash
 SAVE_AGAIN = 3  # tries at the checkpoint that a run must not end without
 DONE, NOT_SAVED, SAVED_ON_SIGNAL, ROLLBACKS_EXHAUSTED = 0, 70, 75, 77
 STATUS = {DONE: "done", NOT_SAVED: "error", SAVED_ON_SIGNAL: "sigterm", ROLLBACKS_EXHAUSTED: "rollbacks"}
@@ -409,23 +407,6 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
 # ---------------------------------------------------------------- pieces
 
-def libraries_to_file(path: pathlib.Path) -> None:
-    """What Orbax and grain log (through absl, a page of traceback for a full disk) goes to a file; we say in a line what it means."""
-    handler = logging.FileHandler(path, delay=True)
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not fill stderr too
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("absl", "asyncio"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING)
-    unraisable = sys.unraisablehook
-
-    def hook(what: Any) -> None:
-        if "Event loop is closed" not in str(what.exc_value):  # other reads and writes of a checkpoint that failed, ending
-            unraisable(what)
-    sys.unraisablehook = hook
-
-
 def local_folder(s: Settings, folder: Folder) -> pathlib.Path:
     """This process's own folder for local checkpoints: of the run, and of its place among the processes of this machine."""
     place = next((os.environ[name] for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK") if name in os.environ), "0")
@@ -505,15 +486,3 @@ def compare_with_prediction(s: Settings, compiled: dict[str, Any], programs: ste
                 f"{memory['measured_bytes'] / 2**30:.2f} GiB at the peak (measure, {memory['backend']})")
     if predicted_s is not None:
         log.say(f"step: {predicted_s:.4f} s predicted (compile), {step_s:.4f} s (measure, {memory['backend']})")
-
-
-def state_hash(state: State) -> str:
-    """SHA-256 over the values of parameters and optimizer state, the same on any mesh."""
-    total = hashlib.sha256()
-    for x in jax.tree.leaves({"params": state["params"], "opt_state": state["opt_state"]}):
-        rows = max(1, HASHED_AT_ONCE // max(1, x.nbytes // max(1, x.shape[0]))) if x.ndim else 1
-        parts = [x] if x.is_fully_addressable or not x.ndim else [x[i:i + rows] for i in range(0, x.shape[0], rows)]
-        for part in parts:
-            whole = np.asarray(part) if part.is_fully_addressable else np.asarray(multihost_utils.process_allgather(part, tiled=True))
-            total.update(np.ascontiguousarray(whole).tobytes())
-    return total.hexdigest()
