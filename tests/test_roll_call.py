@@ -78,31 +78,28 @@ def test_strangers_and_those_who_left_do_not_count():
     port = free_port()
     coordinator = f"127.0.0.1:{port}"
 
-    def stranger(text: bytes, *, stay: bool) -> socket.socket | None:
+    def stranger(text: bytes) -> socket.socket:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 connection = socket.create_connection(("127.0.0.1", port))
                 connection.sendall(text)
-                if stay:
-                    return connection
-                connection.close()
-                return None
+                return connection
             time.sleep(0.02)
         raise AssertionError("nobody listens")
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        zero = pool.submit(together, {"process": 0, "processes": 2}, coordinator=coordinator)
-        silent = stranger(b"", stay=True)
-        stranger(b"GET / HTTP/1.1\r\n\r\n", stay=False)
-        stranger(b'{"process": "x"}\n', stay=False)
-        stranger(json.dumps({"process": 1, "processes": 2}).encode() + b"\n", stay=False)  # came, and ended while it waited
-        time.sleep(0.5)
-        assert not zero.done()
-        assert together({"process": 1, "processes": 2}, coordinator=coordinator) == [None]
-        assert zero.result(10) == [None]
-        assert silent is not None
-        silent.close()
+        zero = pool.submit(together, {"process": 0, "processes": 3}, coordinator=coordinator)
+        with stranger(b""):  # says nothing and stays
+            stranger(b"GET / HTTP/1.1\r\n\r\n").close()
+            stranger(b'{"process": "x"}\n').close()
+            stranger(json.dumps({"process": 1, "processes": 3}).encode() + b"\n").close()  # came, and ended while it waited for 2
+            time.sleep(0.5)
+            two = pool.submit(together, {"process": 2, "processes": 3}, coordinator=coordinator)
+            time.sleep(0.5)
+            assert not zero.done()
+            assert together({"process": 1, "processes": 3}, coordinator=coordinator) == [None]
+            assert zero.result(10) == two.result(10) == [None]
 
 
 def test_a_port_that_is_taken(monkeypatch):
