@@ -40,7 +40,7 @@ class Batches:
         self.data, self.batch = data, batch
         self._shardings = dict(shardings)
         self._parts = addressable(data, batch, shardings)
-        self._row_at = shuffled(data.rows, seed)
+        self._row_at = data.order(seed) if data.order else shuffled(data.rows, seed)
         self._thread: threading.Thread | None = None
         self._closed = False
         skip = sorted(skip)

@@ -1,7 +1,8 @@
-"""`--data` -> rows: `synthetic`, `text:NAME_OR_PATH[,tokenizer=FILE[,end=TOKEN]]`, `images:NAME`."""
+"""`--data` -> rows: `synthetic`, `text:NAME_OR_PATH[,tokenizer=FILE[,end=TOKEN]]`, `images:NAME`, or a mixture, `A=0.75+B=0.25`."""
 
 import functools
 
+from jaxmem.continual import mixing
 from jaxmem.data.corpora import CORPORA, find_corpus
 from jaxmem.data.documents import join, split_documents
 from jaxmem.data.images import IMAGES, open_images
@@ -19,6 +20,9 @@ def open_data(text: str, *, seq: int, vocab: int, split: Split = "train", images
     """Rows of `seq` tokens for a model of `vocab` tokens, or images (which need neither, and must be [H, W, C] = `images` if that is
     given). `split="eval"` is about a twentieth, held out by content: never part of "train". All of it is held in memory, two or four
     bytes a token. Raises InputError for what is unknown, missing, empty, or does not fit the model."""
+    if mixing.is_mixture(text):
+        found = [(one, share, open_data(one, seq=seq, vocab=vocab, split=split, images=images)) for one, share in mixing.parse(text)]
+        return mixing.mixture(found, split=split)
     kind, colon, rest = text.strip().partition(":")
     if kind == "synthetic" and not colon:
         return open_synthetic(seq=_positive(seq), vocab=vocab, split=split)
