@@ -15,6 +15,7 @@ PACKAGE = TOP / "jaxmem"
 # Every module belongs to the first entry that its name begins with. A layer imports itself and those in `BELOW`.
 LAYER_OF = {
     "jaxmem.models.configs": "words",
+    "jaxmem.models.image_configs": "words",
     "jaxmem.optim.configs": "words",
     "jaxmem.spec": "words",
     "jaxmem.chips": "words",
@@ -42,8 +43,11 @@ LAYER_OF = {
     "jaxmem.advice": "assembly",
     "jaxmem.offloaded": "assembly",
     "jaxmem.resident": "assembly",
+    "jaxmem.colocate.packing": "words",
+    "jaxmem.colocate": "assembly",
     "jaxmem.data": "running",
     "jaxmem.checkpoint": "running",
+    "jaxmem.continual": "running",
     "jaxmem.runs": "runs",
     "jaxmem.supervise": "runs",
     "jaxmem.records": "runs",
