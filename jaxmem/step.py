@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 from jaxmem import dims as dims_module
 from jaxmem import kernel_limits
 from jaxmem.hardware import Topology
-from jaxmem.models.decoder import Decoder
-from jaxmem.models.loss import head_loss
+from jaxmem.models import configs as models
+from jaxmem.models import model as model_module
 from jaxmem.models.ops import Ops
 from jaxmem.optim import dims as state_dims_module
 from jaxmem.optim import transforms
@@ -37,10 +37,11 @@ from jaxmem.sharding import make_mesh, sharding_for, spec_for, with_sharding
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
+ARRAY_DTYPES = {"f32": jnp.dtype(jnp.float32), "int32": jnp.dtype(jnp.int32)}  # of a batch
 DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16), "f16": jnp.dtype(jnp.float16)}
 # GPUs that jax's Triton lowering (0.12.0.1, pallas/triton/gpu_info.py) knows only when they are present: what runs must be what was checked
 WITHOUT_TRITON = {"a6000", "v100"}
-BATCH_FIELDS = ("tokens", "targets", "segment_ids", "positions")
+BATCH_FIELDS = ("tokens", "targets", "segment_ids", "positions", "images", "labels")  # of any model; `workload.rows` has one model's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,30 +77,32 @@ class Programs:
     programs: dict[str, Program]
     mesh: Mesh
     state: Any  # ShapeDtypeStructs with shardings: {"params", "opt_state", "step"}
-    batch: dict[str, jax.ShapeDtypeStruct]  # each [B, S] int32
+    batch: dict[str, jax.ShapeDtypeStruct]  # `workload.rows`, each [B, ...]
     attention: str
 
     def __getitem__(self, name: str) -> Program:
         return self.programs[name]
 
 
-def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence) -> Programs:
-    """Raises InputError with every problem of the plan. `devices` are real or described ones, `topology.devices` of them."""
+def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence, mesh: Mesh | None = None) -> Programs:
+    """Raises InputError with every problem of the plan. `devices` are real or described ones, `topology.devices` of them. `mesh`: one
+    that has the plan's axes and others beside them (the runs of `colocate`), in place of `devices`."""
     if problems := plan.problems(workload, topology):
         raise InputError("\n".join(problems))
     c, remat = workload.model, Remat.parse(plan.remat)
     compute, stored = DTYPES[plan.compute], DTYPES[plan.params]
-    mesh = make_mesh(plan, devices, slices=topology.slices)
+    mesh = mesh or make_mesh(plan, devices, slices=topology.slices)
     whole = NamedSharding(mesh, P())
     rows = NamedSharding(mesh, P(tuple(a for a in BATCH_AXES if mesh.shape[a] > 1) or None))
 
     # ---- model, its parameters and their dims
-    graph = nnx.split(nnx.eval_shape(lambda: Decoder(c, rngs=nnx.Rngs(0), dtype=stored)))[0]
+    Module = model_module.module_of(c)
+    graph = nnx.split(nnx.eval_shape(lambda: Module(c, rngs=nnx.Rngs(0), dtype=stored)))[0]
 
     def new_params(key):
-        return nnx.to_pure_dict(nnx.split(Decoder(c, rngs=nnx.Rngs(key), dtype=stored), nnx.Param)[1])
+        return nnx.to_pure_dict(nnx.split(Module(c, rngs=nnx.Rngs(key), dtype=stored), nnx.Param)[1])
 
-    variables = nnx.split(nnx.eval_shape(lambda: Decoder(c, rngs=nnx.Rngs(0), dtype=stored)), nnx.Param)[1]
+    variables = nnx.split(nnx.eval_shape(lambda: Module(c, rngs=nnx.Rngs(0), dtype=stored)), nnx.Param)[1]
     dims = parameter_dims(variables)
     params = jax.eval_shape(new_params, jax.eval_shape(lambda: jax.random.key(0)))
 
@@ -122,7 +125,8 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
     state_shardings = {"params": shardings("params"), "opt_state": opt_shardings, "step": whole}
     state = jax.tree.map(with_sharding, {"params": params, "opt_state": opt_state, "step": jax.ShapeDtypeStruct((), jnp.int32)},
                          state_shardings)
-    batch = {name: jax.ShapeDtypeStruct((workload.batch, workload.seq), jnp.int32, sharding=rows) for name in BATCH_FIELDS}
+    batch = {name: jax.ShapeDtypeStruct((workload.batch, *shape), ARRAY_DTYPES[dtype], sharding=rows)
+             for name, (shape, dtype) in workload.rows.items()}
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     hyper = {"lr": scalar, "clip": scalar}
 
@@ -131,16 +135,11 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
     implementation = choose_attention(workload, plan, topology)
     ops = make_ops(workload, plan, mesh, implementation, remat)
 
-    def loss_sum(params, batch, ops):
-        model = nnx.merge(graph, pure_to_state(variables, params))
-        hidden = model.hidden(batch["tokens"], batch["positions"], batch["segment_ids"], ops, compute)
-        weights = model.head_weights(compute)
-        with jax.named_scope("head"):
-            weights = dims_module.constrain(weights, None, "vocab_logits")
-        return head_loss(hidden, weights, batch["targets"], softcap=c.final_softcap, chunks=plan.loss_chunks)
+    def model(params) -> model_module.Model:
+        return nnx.merge(graph, pure_to_state(variables, params))
 
-    def count(batch):
-        return jnp.maximum((batch["targets"] >= 0).sum(), 1).astype(jnp.float32)
+    def loss_sum(params, batch, ops):
+        return model(params).loss_sum(batch, ops, compute, chunks=plan.loss_chunks)
 
     # ---- programs
     def init(seed):
@@ -168,7 +167,7 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
                 zero = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), table)
                 (total, grads), _ = jax.lax.scan(add, (jnp.float32(0), zero), parts)
         with jax.named_scope("gradients"):
-            n = count(batch)
+            n = Module.counted(batch)
             return total / n, jax.tree.map(lambda g: (g / n).astype(g.dtype), grads)
 
     def update(state, loss, grads, hyper):
@@ -188,7 +187,7 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
         run_blocks = saving.run_layers(Remat(policy="none"), layers=c.layers, unroll=plan.layers == "unroll")
         plain = dataclasses.replace(ops, run_blocks=run_blocks)
         with dims_module.layout(constrain_with):
-            return {"loss_sum": loss_sum(params, batch, plain), "tokens": count(batch)}
+            return model(params).evaluate(batch, plain, compute, chunks=plan.loss_chunks)
 
     # on the abstract mesh: described GPUs list no memories, and a concrete sharding would silently fall back to the device's
     host = jax.tree.map(lambda s: NamedSharding(mesh.abstract_mesh, s.spec, memory_kind="pinned_host"), state_shardings)
@@ -208,7 +207,7 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence)
         table["gradients"] = make("gradients", gradients, (state["params"], batch), out_shardings=(whole, shardings("gradients")))
         table["update"] = make("update", update, (state, scalar, grads, hyper), out_shardings=(state_shardings, metrics),
                                donate_argnums=(0,))
-    table["eval"] = make("eval", evaluate, (state["params"], batch), out_shardings={"loss_sum": whole, "tokens": whole})
+    table["eval"] = make("eval", evaluate, (state["params"], batch), out_shardings=dict.fromkeys(Module.sums, whole))
     table["save"] = make("save", save, (state,), out_shardings=host)
     return Programs(programs=table, mesh=mesh, state=state, batch=batch, attention=implementation)
 
@@ -235,7 +234,7 @@ def activation_layout(plan: Plan, workload: Workload, mesh: Mesh) -> dims_module
     vocabulary does not divide, so that they are never replicated over `tensor`."""
     table: Table = rules(plan, "activations")
     table |= {"embed_state": rules(plan, "params").get("embed", ())}
-    divides = workload.model.vocab % plan.tensor == 0
+    divides = workload.model.outputs % plan.tensor == 0
     table |= {"vocab_logits": ("tensor",)} if divides else {"seq_logits": ("tensor",)}
 
     def constrain_with(x, dims):
@@ -244,9 +243,11 @@ def activation_layout(plan: Plan, workload: Workload, mesh: Mesh) -> dims_module
 
 
 def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> kernel_limits.Implementation:
-    c = workload.model
+    c = models.blocks(workload.model)
+    if c is None:  # nothing attends, and nothing is called
+        return "xla"
     shape: dict[str, Any] = dict(seq=workload.seq, head_dim=c.head_dim, heads=c.heads, kv_heads=c.kv_heads, window=c.window,
-                                 softcap=c.attention_softcap)
+                                 softcap=c.attention_softcap, mask=models.mask(workload.model))
     if plan.attention == "auto" and topology.chip.name in WITHOUT_TRITON:
         return "xla"
     if plan.attention == "auto":
@@ -257,16 +258,16 @@ def choose_attention(workload: Workload, plan: Plan, topology: Topology) -> kern
 
 
 def make_ops(workload: Workload, plan: Plan, mesh: Mesh, implementation: kernel_limits.Implementation, remat: Remat) -> Ops:
-    c = workload.model
+    c = models.blocks(workload.model)
+    run_blocks = saving.run_layers(remat, layers=workload.model.layers, unroll=plan.layers == "unroll")
     batch_axes = tuple(a for a in BATCH_AXES if mesh.shape[a] > 1)
     head_axes = ("tensor",) if mesh.shape["tensor"] > 1 else ()
 
     def attend(window):
         one = attention.attention(implementation, mesh if math.prod(mesh.shape.values()) > 1 else None, batch_axes, head_axes,
-                                  window=window, softcap=c.attention_softcap)
+                                  mask=models.mask(workload.model), window=window, softcap=c.attention_softcap if c else None)
         return saving.recomputed_attention(one) if remat.policy == "attention" else one
-    return Ops(attend=attend(None), attend_local=attend(c.window) if c.window else None,
-               run_blocks=saving.run_layers(remat, layers=c.layers, unroll=plan.layers == "unroll"))
+    return Ops(attend=attend(None), attend_local=attend(c.window) if c and c.window else None, run_blocks=run_blocks)
 
 
 def make_program(name: str, fn: Callable, args: tuple, *, mesh: Mesh, shapes: dict, **jit_kwargs: Any) -> Program:

@@ -85,9 +85,12 @@ def build_programs(request: dict) -> list[tuple[str, Any]]:
     devices = described_devices(topology)
     if request["kind"] == "workload":
         from jaxmem import step
+        from jaxmem.colocate import vmapped
         from jaxmem.plan import Plan
         from jaxmem.workload import Workload
-        built = step.build(Workload.parse_line(request["workload"]), Plan.parse(request["plan"]), topology, devices)
+        workload, plan = Workload.parse_line(request["workload"]), Plan.parse(request["plan"])
+        built = (vmapped.build(workload, plan, topology, devices, runs=request["runs"]) if "runs" in request else
+                 step.build(workload, plan, topology, devices))
         return [(name, built[name]) for name in request["programs"]]
     from jaxmem.targets import foreign
     return [("program", foreign.load(request, topology, devices))]
