@@ -28,7 +28,9 @@ from jaxmem.checkpoint.formats import config_of, read_into
 from jaxmem.checkpoint.keep import Keep
 from jaxmem.checkpoint.nearby import Nearby
 from jaxmem.checkpoint.state_hash import state_hash
-from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store
+from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store, agreed, committed_steps
+from jaxmem.continual import mixing
+from jaxmem.continual import start as start_module
 from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.data import Batches, eval_batches, open_data
 from jaxmem.faults import Faults
@@ -44,6 +46,7 @@ from jaxmem.running.trackers import Trackers
 from jaxmem.runs.folder import Folder, drop_after, write_json
 from jaxmem.runs.log import Log
 from jaxmem.runs.settings import Settings
+from jaxmem.runs.start_from import parse as parse_start
 from jaxmem.spec import InputError
 from jaxmem.watchdog import Watchdog
 
@@ -106,6 +109,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     if s.init_from and config_of(s.init_from)[1] != s.workload.model:
         raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: "
                          f"{', '.join(spec.differences(config_of(s.init_from)[1], s.workload.model))}")
+    start_from = parse_start(s.start_from) if s.start_from else None
+    if start_from and not agreed(lambda: committed_steps(folder.checkpoints)):  # what refuses it is said before anything is compiled
+        start_module.find(start_from, s.workload, s.schedule)
     programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
@@ -114,7 +120,6 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         texts = {name: hashlib.sha256(low.as_text().encode()).hexdigest() for name, low in lowered.items()}
         compiled = {name: low.compile() for name, low in lowered.items()}
     shardings = {name: field.sharding for name, field in programs.batch.items()}
-    rate = schedules.learning_rate(s.schedule, peak=s.lr, warmup=s.warmup, steps=s.steps)
 
     # ---------------------------------------------------------------- state: from a checkpoint, or made on the devices that will hold it
     def on_commit(commit: Commit) -> None:
@@ -136,8 +141,14 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         agreement.check(flags={**s.config(), "watchdog": s.watchdog_s}, programs=texts, data=data.fingerprint, attempt=folder.attempt,
                         skipped_batches=skip, versions=measured.versions())
 
+    origin = 0  # steps of the schedule that were made before this run's first one
+
+    def rate() -> Callable[[int], float]:
+        return schedules.learning_rate(s.schedule, peak=s.lr, warmup=s.warmup, steps=s.steps, origin=origin)
+
     def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
-        """`(step, state, position, guard, restored)` of the latest good checkpoint, or of the seed."""
+        """`(step, state, position, guard, restored)` of the latest good checkpoint, or of another run's, or of the seed."""
+        nonlocal origin
         with watchdog.allow(slow_s, "restore"), log.phase("restore"):
             found = store.restore(programs.state, below=below)
             if found is None:
@@ -145,6 +156,11 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 state = compiled["init"](seed)
                 if s.init_from:
                     state = with_imported(state, s, programs)
+                if start_from:
+                    begun = start_module.find(start_from, s.workload, s.schedule)
+                    state = start_module.begin(start_from, begun, state, programs.state, s.workload, seed=s.seed)
+                    origin = begun.steps
+                    note(start_module.described(start_from, begun, rate()(1)))
                 state |= {"opt_state": transforms.with_trained_weights(state["opt_state"], s.workload.optimizer)}
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
             if found.meta["run_id"] != folder.run_id:
@@ -156,7 +172,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             if found.ledger is not None:
                 log.event("ledger", step=found.step, local_bytes=found.ledger.local_bytes, peer_bytes=found.ledger.peer_bytes,
                           remote_bytes=found.ledger.remote_bytes, state_bytes=found.ledger.state_bytes, notes=found.ledger.notes)
-            guard = found.meta["guard"]
+            guard, origin = found.meta["guard"], found.meta.get("schedule", {}).get("origin", 0)
             return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
 
     at, state, position, guard, restored = start_over()
@@ -173,7 +189,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     def batches_from(position: int) -> Batches:
         return Batches(data, batch=s.workload.batch, seed=s.seed, shardings=shardings, start=position, skip=skip)
 
-    hyper_of = hyper_parameters(programs)
+    hyper_of, rate_of = hyper_parameters(programs), rate()
 
     batches = batches_from(position)
     closing.callback(lambda: batches.close())  # whichever there are by then
@@ -219,6 +235,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def meta(at: int, after: int, found: dict[str, str]) -> dict[str, Any]:
         return {"position": after, "digests": found, "guard": {"recent": guard.recent, "high": guard.high}, "seed": s.seed,
+                "schedule": {"text": s.schedule_text, "origin": origin, "rate": rate_of(at)},
                 "eval_loss": loss_of(at), "fingerprint": data.fingerprint, "data": s.data, "workload": str(s.workload), "plan": str(s.plan),
                 "topology": str(s.topology), "versions": measured.versions(), "text_sha256": texts}
 
@@ -297,14 +314,20 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         settle(0)
         with watchdog.allow(3 * s.watchdog_s, "eval"), log.phase("eval", step=at):
             begin = time.monotonic()
-            totals = [compiled["eval"](state["params"], batch)
-                      for batch in eval_batches(held_out, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
-            loss_sum, tokens = (math.fsum(float(t[name]) for t in totals) for name in ("loss_sum", "tokens"))
-            loss = loss_sum / tokens
+            loss, tokens, by_source = 0.0, 0.0, {}
+            for name, share, source in mixing.parts(held_out):
+                totals = [compiled["eval"](state["params"], batch)
+                          for batch in eval_batches(source, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
+                loss_sum, count = (math.fsum(float(t[field]) for t in totals) for field in ("loss_sum", "tokens"))
+                by_source[name], tokens = loss_sum / count, tokens + count
+                loss += share * by_source[name]
         line = {"kind": "eval", "step": at, "loss": loss, "tokens": int(tokens), "seconds": time.monotonic() - begin}
+        if held_out.sources:
+            line["by_source"] = by_source
         log.metric(**line)
         trackers.write(line)
-        progress.note(f"step {at}: evaluation loss {loss:.4f} over {int(tokens)} tokens")
+        each = ", ".join(f"{name} {value:.4f}" for name, value in by_source.items())
+        progress.note(f"step {at}: evaluation loss {loss:.4f} over {int(tokens)} tokens{f' ({each})' if held_out.sources else ''}")
         return loss
 
     # ---------------------------------------------------------------- steps
@@ -329,7 +352,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             if (poisoned := faults.poison(at + 1, state["params"], programs.mesh)) is not None:
                 state = state | {"params": poisoned}
             profiler.before(at + 1)
-            lr = rate(at + 1)
+            lr = rate_of(at + 1)
             hyper = hyper_of(lr, s.clip)
             watchdog.beat(at + 1, "step")
             if split:

@@ -31,6 +31,7 @@ from jaxmem.plan import Plan
 from jaxmem.running import trackers
 from jaxmem.runs import folder as folders
 from jaxmem.runs import settings as settings_module
+from jaxmem.runs import start_from
 from jaxmem.runs.settings import Settings
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
@@ -49,11 +50,11 @@ def define(flags: absl_flags.FlagValues) -> None:
     whole("seq", 128, "tokens a sequence", lower_bound=1, **f)
     whole("steps", 200, "updates in all", **f)
     number("lr", 3e-3, "peak learning rate", **f)
-    text("schedule", "cosine", "constant, linear, cosine, wsd or rsqrt, and changes, as in cosine,floor=0.1 or wsd,decay=0.2", **f)
+    text("schedule", "cosine", "constant, linear, cosine, wsd, rsqrt or infinite, and changes, as in cosine,floor=0.1 or wsd,decay=0.2", **f)
     whole("warmup", None, "steps of linear rise to the peak (default: a twentieth of the steps)", **f)
     number("clip", 1.0, "largest global norm of the gradients", **f)
     whole("seed", 0, "of the parameters and of the order of the data", **f)
-    text("data", "text:pydoc", "text:PATH_OR_NAME[,tokenizer=FILE], synthetic or images:NAME", **f)
+    text("data", "text:pydoc", "text:PATH_OR_NAME[,tokenizer=FILE], synthetic, images:NAME, or a mixture, as in text:a.txt=0.75+text:pydoc=0.25", **f)
     whole("eval_every", 0, "evaluate on held-out data after so many steps, and at the end (0: never)", **f)
     whole("eval_batches", 8, "batches of one evaluation at most", **f)
     whole("checkpoint_every", None, "steps between checkpoints (default: a tenth of the steps; 0: at the end only)", **f)
@@ -74,6 +75,8 @@ def define(flags: absl_flags.FlagValues) -> None:
     yes_no("elastic", False, "go on with a run that was started under another plan or topology", **f)
     text("local_checkpoints", "", "a folder on this machine's own disk: shards are kept there too, and restored from there first", **f)
     text("init_from", "", "a folder with Hugging Face weights to begin from", **f)
+    text("start_from", "", "RUN[@STEP], another run's checkpoint to begin from, and how: optimizer=keep|reset, schedule=continue|restart, "
+         "shrink=0.4,perturb=0.01, grow=true (for a larger --model)", **f)
     text("log", "", "also write to tensorboard, wandb, mlflow (by comma)", **f)
     text("coordinator", None, "HOST:PORT of process 0, where no cluster says it; auto leaves it to jax", **f)
     whole("processes", None, "how many processes take part, where no cluster says it", lower_bound=1, **f)
@@ -205,7 +208,13 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
         snapshot=flags.snapshot, snapshot_pool=flags.snapshot_pool,
         spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
         print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
-        init_from=flags.init_from, started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
+        init_from=flags.init_from, start_from=_start_from(flags.start_from), started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
+
+
+def _start_from(text: str) -> str:
+    if text:
+        start_from.parse(text)
+    return text
 
 
 def _profile(text: str | None) -> tuple[int, int] | None:

@@ -46,6 +46,7 @@ class Settings:
     watchdog_s: float = 600.0
     local_checkpoints: str = ""
     init_from: str = ""
+    start_from: str = ""  # RUN[@STEP][,field=value], as runs/start_from.py reads it
     skip: tuple[tuple[int, int], ...] = ()  # positions of the data that are left out: (first, last)
     log: tuple[str, ...] = ()
     started_at: float | None = None  # unix seconds: when the command began, before it loaded anything
@@ -66,6 +67,11 @@ class Settings:
             out.append(f"--spike={self.spike:g}: 0 (watch for NaN alone) or more")
         if self.warmup >= self.steps and self.warmup > 0:
             out.append(f"--warmup={self.warmup} leaves nothing of --steps={self.steps}; nearest: --warmup={self.steps - 1}")
+        if self.init_from and self.start_from:
+            out.append("--init_from and --start_from both say what to begin with; give one")
+        if self.schedule.zero + self.warmup >= self.steps and self.schedule.zero:
+            out.append(f"--schedule={self.schedule_text}: zero={self.schedule.zero} steps and --warmup={self.warmup} leave nothing of "
+                       f"--steps={self.steps}")
         keep = dict(part.partition("=")[::2] for part in self.keep.split(","))
         if keep.get("best", "0").strip() not in ("0", "") and (
                 not self.eval_every or not self.checkpoint_every or self.checkpoint_every % self.eval_every):
@@ -86,7 +92,7 @@ class Settings:
                 "seed": self.seed, "eval_every": self.eval_every, "eval_batches": self.eval_batches, "spike": self.spike,
                 "init_from": self.init_from, "skip": [list(pair) for pair in self.skip], "checkpoint_every": self.checkpoint_every,
                 "keep": self.keep, "snapshot": self.snapshot, "max_rollbacks": self.max_rollbacks, "fault": self.fault,
-                "elastic": self.elastic}
+                "elastic": self.elastic} | ({"start_from": self.start_from} if self.start_from else {})
 
 
 def check(settings: Settings) -> None:
