@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem.hlo.parse import Computation, Module, parse, trip_count
+from jaxmem.models.configs import blocks
 from jaxmem.plan import Plan, Remat
 from jaxmem.targets.compile import Artifact
 from jaxmem.workload import Workload
@@ -15,7 +16,8 @@ ITEMSIZE = {"f32": 4, "bf16": 2, "f16": 2}
 
 def expected(workload: Workload, plan: Plan, name: str) -> int:
     """Bytes of one saved value over all layers, on one device (estimate)."""
-    c = workload.model
+    c = blocks(workload.model)
+    assert c is not None  # plans with remat are for models with blocks
     rows = workload.batch // (plan.data * plan.fsdp)
     kv = c.kv_heads if c.kv_heads % plan.tensor else c.kv_heads // plan.tensor
     residual = c.embed // (plan.tensor if plan.sequence == "tensor" else 1)

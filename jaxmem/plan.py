@@ -10,6 +10,7 @@ from typing import Literal
 from jaxmem import spec
 from jaxmem.hardware import Topology
 from jaxmem.kernel_limits import attention_problems
+from jaxmem.models.configs import DecoderConfig, MlpConfig, blocks, mask
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -138,11 +139,15 @@ class Plan:
         if topology.slices > 1 and self.data % topology.slices:
             out.append(f"data({self.data}) is not a multiple of the {topology.slices} slices, and only data may cross slices; "
                        f"nearest: data={nearest_multiple(self.data, topology.slices)}")
-        out += multiple("heads", m.heads, "tensor", self.tensor)
-        if self.tensor % m.kv_heads:  # more shards than kv heads: each is repeated a whole number of times
-            out += multiple("kv_heads", m.kv_heads, "tensor", self.tensor)
+        stack = blocks(m)
+        if stack is None:
+            out += self._without_blocks(workload)
+        else:
+            out += multiple("heads", stack.heads, "tensor", self.tensor)
+            if self.tensor % stack.kv_heads:  # more shards than kv heads: each is repeated a whole number of times
+                out += multiple("kv_heads", stack.kv_heads, "tensor", self.tensor)
         out += multiple("mlp", m.mlp, "tensor", self.tensor)
-        if m.vocab % self.tensor and workload.seq % self.tensor:
+        if isinstance(m, DecoderConfig) and m.vocab % self.tensor and workload.seq % self.tensor:
             out.append(f"neither vocab({m.vocab}) nor seq({workload.seq}) is a multiple of tensor({self.tensor}), so the logits cannot "
                        f"be split; nearest: {choices('tensor', workload.seq, self.tensor)}")
         rows = self.data * self.fsdp
@@ -153,23 +158,32 @@ class Plan:
                        f"accumulate({self.accumulate}) = {unit}; nearest: batch={nearest_multiple(workload.batch, unit)}{other}")
         if self.sequence == "tensor":
             out += multiple("seq", workload.seq, "tensor", self.tensor)
-        if workload.seq % self.loss_chunks:
+        if not isinstance(m, DecoderConfig) and self.loss_chunks > 1:
+            out.append(f"loss_chunks={self.loss_chunks}: {workload.model_name} has one loss an image, no sequence of them; loss_chunks=1")
+        elif workload.seq % self.loss_chunks:
             out.append(f"seq({workload.seq}) is not a multiple of loss_chunks({self.loss_chunks}); "
                        f"nearest: loss_chunks={nearest_divisor(workload.seq, self.loss_chunks)}")
         kinds = {"splash": "tpu", "triton": "gpu", "cudnn": "gpu"}
         if (want := kinds.get(self.attention)) and topology.chip.kind != want:
             out.append(f"attention={self.attention} is a {want.upper()} kernel and {topology} is a {topology.chip.kind.upper()}; "
                        "attention=auto takes the target's own")
-        if self.attention != "auto":
-            out += attention_problems(self.attention, seq=workload.seq, head_dim=m.head_dim, heads=m.heads, kv_heads=m.kv_heads,
-                                      window=m.window, softcap=m.attention_softcap)
+        if self.attention != "auto" and stack is not None:
+            out += attention_problems(self.attention, seq=workload.seq, head_dim=stack.head_dim, heads=stack.heads,
+                                      kv_heads=stack.kv_heads, window=stack.window, softcap=stack.attention_softcap, mask=mask(m))
         axes = {0: (), 1: ("data", "fsdp"), 2: ("data", "fsdp"), 3: ("fsdp",)}[self.zero]
         parts = math.prod(self.sizes[a] for a in axes)
-        if m.embed % parts:  # whatever embed does not take would lie whole on every device
+        dim, size = ("mlp", m.mlp) if isinstance(m, MlpConfig) else ("embed", m.embed)
+        if size % parts:  # whatever it does not take would lie whole on every device
             over = " * ".join(f"{a}({self.sizes[a]})" for a in axes)
-            out.append(f"zero={self.zero} splits embed({m.embed}) over {over} = {parts}, which does not divide it; "
-                       f"nearest: {choices(' * '.join(axes), m.embed, parts)}")
+            out.append(f"zero={self.zero} splits {dim}({size}) over {over} = {parts}, which does not divide it; "
+                       f"nearest: {choices(' * '.join(axes), size, parts)}")
         return out + workload.problems()
+
+    def _without_blocks(self, workload: Workload) -> list[str]:
+        """What a plan cannot ask of a model without transformer blocks."""
+        default = Plan()
+        return [f"{name}={getattr(self, name)}: {workload.model_name} has no transformer blocks; {name}={getattr(default, name)}"
+                for name in ("remat", "layers", "attention") if getattr(self, name) != getattr(default, name)]
 
 
 def multiple(dim: str, size: int, axis: str, parts: int) -> list[str]:

@@ -18,6 +18,7 @@ from jaxmem import analysis
 from jaxmem.cost import flops as model_flops_module
 from jaxmem.environment import versions
 from jaxmem.hardware import CHIPS, CLOUD_SHAPES, Topology, parse_topology
+from jaxmem.models.configs import blocks
 from jaxmem.plan import Plan
 from jaxmem.resident import resident_bytes
 from jaxmem.spec import InputError
@@ -92,7 +93,8 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
                                  "which is impossible; the prediction is withheld")
         check |= {"step_s": None, "tokens_per_s": None, "mfu": None, "seconds_by_limit": {}}
         check["sources"] = {k: v for k, v in check["sources"].items() if k not in ("step_s", "seconds_by_limit")}
-    if workload.model.window and workload.model.window_pattern > 1:
+    stack = blocks(workload.model)
+    if stack is not None and stack.window and stack.window_pattern > 1:
         check["warnings"].append("windowed and global layers alternate behind a conditional, and every layer is costed as a global one: "
                                  "the step time is an upper estimate")
     if left_out:

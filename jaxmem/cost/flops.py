@@ -15,7 +15,7 @@ from typing import Literal
 
 from jaxmem.cost.kernels import PASSES, visited_blocks
 from jaxmem.hardware import Topology
-from jaxmem.models.configs import DecoderConfig, parameter_shapes
+from jaxmem.models.configs import DecoderConfig, ModelConfig, blocks, mask, parameter_shapes
 from jaxmem.optim.configs import LEARNED_WEIGHTS
 from jaxmem.plan import Plan, Remat
 from jaxmem.workload import Workload
@@ -39,10 +39,20 @@ class StepFlops:
 
 def model_flops(workload: Workload) -> float:
     """6 (P - E) T + 12 L N H S T: every parameter but the looked-up ones E multiplies once forward and twice backward, and
-    attention counts the full S x S square although a causal mask needs half of it. Windows and remat do not change it."""
-    m = workload.model
+    attention counts the full S x S square although a causal mask needs half of it. Windows and remat do not change it.
+
+    Of images the patches are the tokens (an MLP's image is one), and the head multiplies once an image: its parameters times B, not T.
+    """
+    m, stack = workload.model, blocks(workload.model)
     parameters = m.parameters - m.embedding_parameters
-    return float(6 * parameters * workload.tokens + 12 * m.layers * m.heads * m.head_dim * workload.seq * workload.tokens)
+    squares = 12 * stack.layers * stack.heads * stack.head_dim * workload.seq * workload.tokens if stack else 0
+    once_an_image = 0 if isinstance(m, DecoderConfig) else head_parameters(m) * (workload.tokens - workload.batch)
+    return float(6 * (parameters * workload.tokens - once_an_image) + squares)
+
+
+def head_parameters(config: ModelConfig) -> int:
+    """Parameters of a classifier's head."""
+    return sum(math.prod(shape) for path, (shape, _) in parameter_shapes(config).items() if path.startswith("head/"))
 
 
 def mfu(workload: Workload, topology: Topology, step_s: float, *, dtype: str = "bf16") -> float | None:
@@ -58,20 +68,38 @@ def tokens_per_s(workload: Workload, step_s: float) -> float:
 def step_flops(workload: Workload, plan: Plan, *, attention: Attention = "xla", block_q: int = 512,
                block_kv: int = 512) -> StepFlops:
     """What the hardware computes in one step under the plan's remat, loss chunks and attention implementation."""
-    m, seq = workload.model, workload.seq
+    m, seq = blocks(workload.model), workload.seq
+    outside, outside_backward = outside_blocks(workload)
+    if m is None:
+        return StepFlops(forward=outside, backward=outside_backward, recomputed=0.0, optimizer=optimizer_flops(workload))
     parts = layer_forward(m, workload.tokens)
-    head = 2.0 * workload.tokens * m.embed * m.vocab
     # One matmul over the scores, all heads, all layers.
-    scores = sum(2.0 * workload.batch * m.heads * m.head_dim * _score_area(m, layer, seq, attention, block_q, block_kv)
+    whole = "xla" if mask(workload.model) == "full" else attention  # without a causal mask no kernel skips a block
+    scores = sum(2.0 * workload.batch * m.heads * m.head_dim * _score_area(m, layer, seq, whole, block_q, block_kv)
                  for layer in range(m.layers))
     forward_matmuls, backward_matmuls = _score_matmuls(attention)
-    forward = m.layers * sum(parts.values()) + head + forward_matmuls * scores
-    backward = 2 * m.layers * sum(parts.values()) + 2 * head + backward_matmuls * scores
+    forward = m.layers * sum(parts.values()) + outside + forward_matmuls * scores
+    backward = 2 * m.layers * sum(parts.values()) + outside_backward + backward_matmuls * scores
     remat = Remat.parse(plan.remat)
     again = m.layers * sum(parts[name] for name in _recomputed(m, remat)) + _recomputed_scores(remat, attention) * scores
     if plan.loss_chunks > 1:
-        again += head
+        again += outside
     return StepFlops(forward=forward, backward=backward, recomputed=again, optimizer=optimizer_flops(workload))
+
+
+def outside_blocks(workload: Workload) -> tuple[float, float]:
+    """(forward, backward) FLOPs of the matmuls with parameters outside of the blocks. A decoder has its head alone there. A classifier's
+    head multiplies once an image, and of the matrix of the pixels there is no gradient with respect to the image."""
+    m = workload.model
+    if isinstance(m, DecoderConfig):
+        head = 2.0 * workload.tokens * m.embed * m.vocab
+        return head, 2 * head
+    forward = backward = 0.0
+    for path, (shape, dims) in parameter_shapes(m).items():
+        if path.endswith("/weights"):
+            one = 2.0 * (workload.batch if path == "head/weights" else workload.tokens) * math.prod(shape)
+            forward, backward = forward + one, backward + (one if "pixels" in dims else 2 * one)
+    return forward, backward
 
 
 def layer_forward(config: DecoderConfig, tokens: int) -> dict[str, float]:
@@ -101,8 +129,8 @@ def optimizer_flops(workload: Workload) -> float:
     for shape, dims in parameter_shapes(workload.model).values():
         sizes = dict(zip(dims, shape, strict=True))
         layers = sizes.pop("layers", 1)
-        if "embed" not in sizes or len(sizes) < 2 or "vocab" in sizes or "positions" in sizes:
-            continue  # vectors, tables and the head go to Adam
+        if "embed" not in sizes or len(sizes) < 2 or not {"vocab", "positions", "pixels"}.isdisjoint(sizes):
+            continue  # vectors, tables, the matrix of the pixels and the head go to Adam
         embed = sizes.pop("embed")
         n, m = sorted((embed, math.prod(sizes.values())))
         total += layers * o.newton_schulz_steps * (4.0 * n * n * m + 2.0 * n ** 3)

@@ -20,8 +20,7 @@ from jaxmem.plan import Plan
 from jaxmem.rules import BATCH_AXES, rules, shard_elements
 from jaxmem.workload import Workload
 
-ITEMSIZE = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1}
-BATCH_ARRAYS = 4  # tokens, targets, segment ids, positions: one int32 each a token
+ITEMSIZE = {"f32": 4, "int32": 4, "bf16": 2, "f16": 2, "int8": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +66,8 @@ def state_bytes(workload: Workload, plan: Plan) -> StateBytes:
     of = {"params": 0, "gradients": 0, "opt_state": 0}
     for leaf in state_leaves(workload, plan):
         of[leaf.kind] += leaf.device_bytes(plan)
-    rows = math.prod(plan.sizes[axis] for axis in BATCH_AXES)
-    return StateBytes(**of, batch=BATCH_ARRAYS * 4 * workload.batch * workload.seq // rows)
+    row = sum(math.prod(shape) * ITEMSIZE[dtype] for shape, dtype in workload.rows.values())
+    return StateBytes(**of, batch=row * workload.batch // math.prod(plan.sizes[axis] for axis in BATCH_AXES))
 
 
 def state_leaves(workload: Workload, plan: Plan) -> list[Leaf]:
@@ -135,8 +134,8 @@ def learned_leaves(optimizer: OptimizerConfig, path: str, shape: tuple[int, ...]
 
 
 def is_orthogonalised(dims: tuple[str, ...]) -> bool:
-    """Muon's own parameters: matrices of the blocks; tables, head and vectors go to its Adam part."""
-    return len([d for d in dims if d != "layers"]) >= 2 and "embed" in dims and not {"vocab", "positions"} & set(dims)
+    """Muon's own parameters: matrices of the blocks; tables, the matrix of the pixels, head and vectors go to its Adam part."""
+    return len([d for d in dims if d != "layers"]) >= 2 and "embed" in dims and not {"vocab", "positions", "pixels"} & set(dims)
 
 
 def counters(optimizer: OptimizerConfig) -> list[Leaf]:

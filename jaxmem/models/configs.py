@@ -1,4 +1,6 @@
-"""Which decoder: its sizes, its variants, the parameters it has; presets with their published numbers. No jax here.
+"""Which model: a decoder's sizes, its variants, the parameters it has; presets with their published numbers. No jax here.
+
+Classifiers of images are in `image_configs.py`; `ModelConfig` is any of them, and what is asked of any of them is here.
 
 Shape letters: D embed, F mlp, N query heads, K key/value heads, H head size, V vocab, L layers, P learned positions.
 """
@@ -6,6 +8,9 @@ Shape letters: D embed, F mlp, N query heads, K key/value heads, H head size, V 
 import dataclasses
 import math
 from typing import Literal
+
+from jaxmem.kernel_limits import Mask
+from jaxmem.models.image_configs import IMAGE_MODELS, MlpConfig, VitConfig, image_problems, mlp_shapes, patch_shapes
 
 Shapes = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 
@@ -47,6 +52,11 @@ class DecoderConfig:
     query_scale: float | None = None  # scores = query_scale * q.k; None: head_dim ** -0.5
 
     @property
+    def outputs(self) -> int:
+        """Scores that it gives: one a token of the vocabulary."""
+        return self.vocab
+
+    @property
     def parameters(self) -> int:
         """Every trained number, a tied table once."""
         matrices = 3 if self.mlp_kind == "gated" else 2
@@ -81,8 +91,47 @@ class DecoderConfig:
         return self.window is None or (self.window_pattern > 1 and (layer + 1) % self.window_pattern == 0)
 
 
-def parameter_shapes(config: DecoderConfig) -> Shapes:
+ModelConfig = DecoderConfig | MlpConfig | VitConfig
+
+
+def blocks(config: ModelConfig) -> DecoderConfig | None:
+    """The transformer blocks of a model as a decoder's: their sizes and variants. None for a model that has none.
+
+    Vision transformers have a decoder's blocks with full attention; the vocabulary is their classes, and positions are added before.
+    """
+    if isinstance(config, VitConfig):
+        c = config
+        return DecoderConfig(layers=c.layers, embed=c.embed, heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim, mlp=c.mlp,
+                             vocab=c.classes, mlp_kind="plain", activation=c.activation, positions="learned", max_positions=c.seq,
+                             norm="layer", norm_eps=c.norm_eps, bias="all")
+    return config if isinstance(config, DecoderConfig) else None
+
+
+def own_seq(config: ModelConfig) -> int | None:
+    """Tokens of one example, where the model decides it: patches of an image, 1 for an MLP. None where it is free."""
+    return None if isinstance(config, DecoderConfig) else config.seq
+
+
+def mask(config: ModelConfig) -> Mask:
+    """What a token sees: what came before it, or in an image everything."""
+    return "causal" if isinstance(config, DecoderConfig) else "full"
+
+
+def batch_rows(config: ModelConfig, seq: int) -> dict[str, tuple[tuple[int, ...], Literal["f32", "int32"]]]:
+    """`{field: (shape, dtype)}` of one row of a batch. Text has segment ids and positions; a target or label below 0 is left out."""
+    if isinstance(config, DecoderConfig):
+        return {name: ((seq,), "int32") for name in ("tokens", "targets", "segment_ids", "positions")}
+    return {"images": ((config.height, config.width, config.channels), "f32"), "labels": ((), "int32")}
+
+
+def parameter_shapes(config: ModelConfig) -> Shapes:
     """`{path: (shape, dims)}` of every parameter; layers are stacked in the first dim, as the scanned model holds them."""
+    if isinstance(config, MlpConfig):
+        return mlp_shapes(config)
+    if isinstance(config, VitConfig):
+        stack = blocks(config)
+        assert stack is not None
+        return patch_shapes(config) | {path: found for path, found in parameter_shapes(stack).items() if path.startswith("blocks/")}
     c = config
     size = {"layers": c.layers, "embed": c.embed, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "mlp": c.mlp,
             "vocab": c.vocab, "positions": c.max_positions}
@@ -161,7 +210,7 @@ def _scale(layers: int, embed: int, heads: int, mlp: int) -> DecoderConfig:
     return _llama(layers, embed, heads, heads, mlp, vocab=32_000, theta=10_000.0)
 
 
-MODELS: dict[str, DecoderConfig] = {
+DECODERS: dict[str, DecoderConfig] = {
     # For the CPU: byte text (256 values and a few marks) fits the vocabulary, and every size halves evenly.
     "decoder-tiny": DecoderConfig(layers=2, embed=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=512),
     "decoder-small": DecoderConfig(layers=4, embed=128, heads=8, kv_heads=4, head_dim=16, mlp=384, vocab=512),
@@ -208,8 +257,13 @@ MODELS: dict[str, DecoderConfig] = {
 }
 
 
-def problems(config: DecoderConfig) -> list[str]:
+MODELS: dict[str, ModelConfig] = {**DECODERS, **IMAGE_MODELS}
+
+
+def problems(config: ModelConfig) -> list[str]:
     """Everything that makes `config` nonsense, with the numbers and what would work."""
+    if not isinstance(config, DecoderConfig):
+        return image_problems(config)
     c, found = config, []
     for field in dataclasses.fields(c):
         value = getattr(c, field.name)

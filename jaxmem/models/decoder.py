@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmem.dims import constrain
 from jaxmem.models.configs import DecoderConfig
 from jaxmem.models.layers import Attention, Mlp, Norm, parameter, rotary_table
+from jaxmem.models.loss import counted, head_loss
 from jaxmem.models.ops import Ops
 
 
@@ -45,6 +46,8 @@ class Block(nnx.Module):
 
 class Decoder(nnx.Module):
     """Parameters: `embed` [V, D], `positions` [P, D] if learned, `blocks` stacked over layers, `final_norm`, `head` [D, V] if untied."""
+
+    sums = ("loss_sum", "tokens")
 
     def __init__(self, c: DecoderConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
         self.config = c
@@ -97,3 +100,18 @@ class Decoder(nnx.Module):
             if self.config.tied:
                 return constrain(self.embed[...].astype(compute), "vocab", "embed_state").T
             return constrain(self.head[...].astype(compute), "embed_state", "vocab")
+
+    def loss_sum(self, batch: dict[str, jax.Array], ops: Ops, compute: jnp.dtype, *, chunks: int) -> jax.Array:
+        """Summed cross-entropy of the targets >= 0, each of the batch's fields [B, S]."""
+        hidden = self.hidden(batch["tokens"], batch["positions"], batch["segment_ids"], ops, compute)
+        weights = self.head_weights(compute)
+        with jax.named_scope("head"):
+            weights = constrain(weights, None, "vocab_logits")
+        return head_loss(hidden, weights, batch["targets"], softcap=self.config.final_softcap, chunks=chunks)
+
+    def evaluate(self, batch: dict[str, jax.Array], ops: Ops, compute: jnp.dtype, *, chunks: int) -> dict[str, jax.Array]:
+        return {"loss_sum": self.loss_sum(batch, ops, compute, chunks=chunks), "tokens": self.counted(batch)}
+
+    @staticmethod
+    def counted(batch: dict[str, jax.Array]) -> jax.Array:
+        return counted(batch["targets"])

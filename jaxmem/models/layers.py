@@ -1,4 +1,5 @@
-"""Layers of the decoder: norms, rotary positions, attention, MLP. Parameters carry the names of their dims; nothing here knows a mesh.
+"""Layers of the models: norms, rotary positions, attention, MLP, a matrix with a bias. Parameters carry the names of their dims;
+nothing here knows a mesh.
 
 B batch, S sequence, D embed, F mlp, N query heads, K kv heads, H head size.
 """
@@ -28,6 +29,18 @@ def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], dims: tuple[str, ...], *, 
 def last_dim(vector: jax.Array, x: jax.Array) -> jax.Array:
     """`vector` (one or more trailing dims) with leading dims of size 1, so that it broadcasts over `x`."""
     return vector.reshape((1,) * (x.ndim - vector.ndim) + vector.shape)
+
+
+class Affine(nnx.Module):
+    """`x @ weights + bias` over the last dim; `dims` names the matrix's two. Biases begin at 0."""
+
+    def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], dims: tuple[str, str], *, scale: float, dtype: jnp.dtype):
+        self.weights = parameter(rngs, shape, dims, scale=scale, dtype=dtype)
+        self.bias = parameter(rngs, shape[1:], dims[1:], scale=0, dtype=dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jnp.einsum("...i,io->...o", x, self.weights[...].astype(x.dtype))
+        return y + last_dim(self.bias[...].astype(x.dtype), y)
 
 
 class Norm(nnx.Module):

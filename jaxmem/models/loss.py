@@ -1,6 +1,6 @@
-"""Next-token cross-entropy that never holds replicated logits: with the vocabulary split, only [B, S] sums cross devices.
+"""Cross-entropy of next tokens and of labels, without ever a replicated logit: with the vocabulary split, only [B, S] sums cross devices.
 
-B batch, S sequence, D embed, V vocab.
+B batch, S sequence, D embed, V vocab, or classes.
 """
 
 import functools
@@ -59,3 +59,20 @@ def head_loss(hidden_BSD: jax.Array, weights_DV: jax.Array, targets_BS: jax.Arra
     def step(total, piece):
         return total + part(*piece), None
     return jax.lax.scan(step, jnp.float32(0), (split(hidden_BSD), split(targets_BS)))[0]
+
+
+def counted(targets: jax.Array) -> jax.Array:
+    """How many targets (or labels) count, f32 scalar: those that are not below 0, and at least 1, for it divides."""
+    return jnp.maximum((targets >= 0).sum(), 1).astype(jnp.float32)
+
+
+def label_loss(logits_BV: jax.Array, labels_B: jax.Array) -> jax.Array:
+    """Summed cross-entropy over labels >= 0, f32 scalar."""
+    with jax.named_scope("loss"):
+        return jnp.where(labels_B >= 0, cross_entropy(logits_BV, labels_B), 0).sum()
+
+
+def correct(logits_BV: jax.Array, labels_B: jax.Array) -> jax.Array:
+    """How many labels have the largest score, f32 scalar. A label below 0 never has."""
+    with jax.named_scope("loss"):
+        return (logits_BV.argmax(-1).astype(labels_B.dtype) == labels_B).sum().astype(jnp.float32)

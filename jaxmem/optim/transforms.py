@@ -83,13 +83,14 @@ def is_dims(x: object) -> bool:
 
 
 def is_matrix(dims: tuple[str, ...]) -> bool:
-    """Two or more dims besides the stack of layers, of which one is `embed`: a weight, not a bias or a norm."""
-    return len([d for d in dims if d != "layers"]) >= 2 and "embed" in dims
+    """Two or more dims besides the stack of layers, of which one is `embed`, pixels or classes: a weight, not a bias or a norm."""
+    return len([d for d in dims if d != "layers"]) >= 2 and not {"embed", "pixels", "vocab"}.isdisjoint(dims)
 
 
 def matrix_of(dims: tuple[str, ...]) -> MuonDimensionNumbers | None:
-    """What Muon orthogonalises: inputs are one side and outputs the other, layers a batch; embeddings, head and vectors go to Adam."""
-    if not is_matrix(dims) or "vocab" in dims or "positions" in dims:
+    """What Muon orthogonalises: inputs are one side and outputs the other, layers a batch; embeddings, the matrix of the pixels, head
+    and vectors go to Adam."""
+    if not is_matrix(dims) or not {"vocab", "positions", "pixels"}.isdisjoint(dims):
         return None
     axes = [i for i, d in enumerate(dims) if d in _MATRIX_INPUT]
     embed = dims.index("embed")

@@ -1,4 +1,4 @@
-"""Causal attention over documents, by the fastest kernel that the target's compiler accepts.
+"""Attention over documents (causal) or over patches (full), by the fastest kernel that the target's compiler accepts.
 
 Split: batch over `batch_axes`, heads over `head_axes`; the sequence is whole on every device. Kernels are opaque to the
     partitioner, so every implementation runs inside one `jax.shard_map` and sees only its own sequences and heads.
@@ -37,9 +37,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxmem.kernel_limits import LANES, Implementation
+from jaxmem.kernel_limits import LANES, Implementation, Mask
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 # What a remat policy may save of attention: the output and, in the fused kernels, the row sums that the backward pass needs.
 CONTEXT = "context"
@@ -47,12 +47,13 @@ MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # finite, so that a fully mas
 
 
 def attention(implementation: Implementation, mesh: Mesh | AbstractMesh | None, batch_axes: tuple[str, ...] = (),
-              head_axes: tuple[str, ...] = (), *, window: int | None = None, softcap: float | None = None,
+              head_axes: tuple[str, ...] = (), *, mask: Mask = "causal", window: int | None = None, softcap: float | None = None,
               block_size: int | None = None, execution: Literal["compiled", "interpreted"] = "compiled") -> Attend:
-    """Builds `attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS) -> o_BSNH`: causal, inside documents, scaled by 1 / sqrt(H).
+    """Builds `attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS) -> o_BSNH`, scaled by 1 / sqrt(H).
 
-    A query sees the keys of its own document (equal segment id) at its own and earlier positions, of which the last `window`
-    (itself included) when that is given; `softcap` bounds the logits to +-softcap by tanh (Gemma 2, arXiv:2408.00118).
+    A query sees the keys of its own document (equal segment id; None: all are of one) at its own and earlier positions, of which the
+    last `window` (itself included) when that is given, or at all positions where `mask` is full; `softcap` bounds the logits to
+    +-softcap by tanh (Gemma 2, arXiv:2408.00118).
     `mesh` may consist of compile-only devices; None or one device runs without `shard_map`. `batch_axes` must divide B and
     `head_axes` must divide N. Where they do not divide K, kv heads are repeated just as often as makes them divisible.
     `block_size` is the tile of the fused kernels along the sequence; None takes `block_size_for`. `execution="interpreted"` runs
@@ -62,13 +63,15 @@ def attention(implementation: Implementation, mesh: Mesh | AbstractMesh | None, 
     local: Attend
     match implementation:
         case "splash":
-            local = functools.partial(_splash, window=window, softcap=softcap, block_size=block_size, execution=execution)
+            local = functools.partial(_splash, mask=mask, window=window, softcap=softcap, block_size=block_size, execution=execution)
         case "triton":
+            if mask == "full":
+                raise ValueError("attention=triton is causal; use attention=xla")
             local = functools.partial(_triton, window=window, softcap=softcap, execution=execution)
         case "cudnn":
-            local = functools.partial(_cudnn, window=window, softcap=softcap)
+            local = functools.partial(_cudnn, mask=mask, window=window, softcap=softcap)
         case "xla":
-            local = functools.partial(_xla, window=window, softcap=softcap)
+            local = functools.partial(_xla, mask=mask, window=window, softcap=softcap)
         case _:
             raise ValueError(f"attention {implementation!r} is not one of splash, cudnn, triton, xla")
     if mesh is None or mesh.size == 1:
@@ -80,7 +83,7 @@ def attention(implementation: Implementation, mesh: Mesh | AbstractMesh | None, 
     sharded = jax.shard_map(local, mesh=mesh, in_specs=(heads_spec, heads_spec, heads_spec, P(whole_or(batch_axes), None)),
                             out_specs=heads_spec, check_vma=False)
 
-    def attend(q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, segment_ids_BS: jax.Array) -> jax.Array:
+    def attend(q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, segment_ids_BS: jax.Array | None) -> jax.Array:
         copies = head_shards // math.gcd(head_shards, k_BSKH.shape[2])
         if copies > 1:
             k_BSKH, v_BSKH = jnp.repeat(k_BSKH, copies, axis=2), jnp.repeat(v_BSKH, copies, axis=2)
@@ -97,21 +100,23 @@ def block_size_for(seq: int, largest: int = 512) -> int:
     return block
 
 
-def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, block_size, execution):
+def _splash(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, mask, window, softcap, block_size, execution):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
     _, seq, heads, head_dim = q_BSNH.shape
     block = block_size or block_size_for(seq)
-    causal = (splash_attention_mask.CausalMask((seq, seq)) if window is None
-              else splash_attention_mask.LocalMask((seq, seq), (window - 1, 0), 0))
+    seen = (splash_attention_mask.FullMask((seq, seq)) if mask == "full" else splash_attention_mask.CausalMask((seq, seq))
+            if window is None else splash_attention_mask.LocalMask((seq, seq), (window - 1, 0), 0))
     kernel = splash_attention_kernel.make_splash_mha_single_device(
-        splash_attention_mask.MultiHeadMask([causal] * heads),
+        splash_attention_mask.MultiHeadMask([seen] * heads),
         # The fused backward kernel would write one partial dq for every block of keys: S / block copies of q.
         block_sizes=splash_attention_kernel.BlockSizes(
             block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
             block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block),
         attn_logits_soft_cap=softcap, residual_checkpoint_name=CONTEXT, interpret=execution == "interpreted")
-    one_sequence = lambda q, k, v, ids: kernel(q, k, v, splash_attention_kernel.SegmentIds(ids, ids))  # noqa: E731
+
+    def one_sequence(q, k, v, ids):
+        return kernel(q, k, v, None if ids is None else splash_attention_kernel.SegmentIds(ids, ids))
     o_BNSH = jax.vmap(one_sequence)(
         (q_BSNH * head_dim ** -0.5).swapaxes(1, 2), k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), segment_ids_BS)
     return o_BNSH.swapaxes(1, 2)
@@ -129,32 +134,39 @@ def _triton(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap, executio
     return triton_attention.attend(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, settings)[..., :head_dim]
 
 
-def _cudnn(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap):
+def _cudnn(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, mask, window, softcap):
     if softcap is not None:
         raise ValueError("attention=cudnn has no soft cap; use attention=xla")
-    mask_B1ST = _mask(segment_ids_BS, window)[:, None]
+    seen_BST = _seen(q_BSNH.shape[1], segment_ids_BS, mask, window)
+    mask_B1ST = None if seen_BST is None else seen_BST[:, None]
     o_BSNH = jax.nn.dot_product_attention(q_BSNH, k_BSKH, v_BSKH, mask=mask_B1ST, implementation="cudnn")
     return checkpoint_name(o_BSNH, CONTEXT)
 
 
-def _xla(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, window, softcap):
+def _xla(q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, *, mask, window, softcap):
     batch, seq, heads, head_dim = q_BSNH.shape
     kv_heads = k_BSKH.shape[2]
     q_BSKGH = q_BSNH.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     logits_BKGST = jnp.einsum("bskgh,btkh->bkgst", q_BSKGH, k_BSKH, preferred_element_type=jnp.float32) * head_dim ** -0.5
     if softcap is not None:
         logits_BKGST = softcap * jnp.tanh(logits_BKGST / softcap)
-    mask_BST = _mask(segment_ids_BS, window)
-    weights_BKGST = jax.nn.softmax(jnp.where(mask_BST[:, None, None], logits_BKGST, MASKED), axis=-1)
+    seen_BST = _seen(seq, segment_ids_BS, mask, window)
+    if seen_BST is not None:
+        logits_BKGST = jnp.where(seen_BST[:, None, None], logits_BKGST, MASKED)
+    weights_BKGST = jax.nn.softmax(logits_BKGST, axis=-1)
     o_BSKGH = jnp.einsum("bkgst,btkh->bskgh", weights_BKGST.astype(v_BSKH.dtype), v_BSKH)
     return checkpoint_name(o_BSKGH.reshape(q_BSNH.shape), CONTEXT)
 
 
-def _mask(segment_ids_BS: jax.Array, window: int | None) -> jax.Array:
-    """mask_BST, True where query s sees key t."""
-    positions_S = jnp.arange(segment_ids_BS.shape[1])
+def _seen(seq: int, segment_ids_BS: jax.Array | None, mask: Mask, window: int | None) -> jax.Array | None:
+    """[B or 1, S, T], True where query s sees key t; None where every query sees every key."""
+    if mask == "full":
+        return None if segment_ids_BS is None else segment_ids_BS[:, :, None] == segment_ids_BS[:, None, :]
+    positions_S = jnp.arange(seq)
     distance_ST = positions_S[:, None] - positions_S[None, :]
     seen_ST = distance_ST >= 0
     if window is not None:
         seen_ST = seen_ST & (distance_ST < window)
+    if segment_ids_BS is None:
+        return seen_ST[None]
     return seen_ST[None] & (segment_ids_BS[:, :, None] == segment_ids_BS[:, None, :])
