@@ -24,6 +24,7 @@ LAYER_OF = {
     "jaxmem.plan": "words",
     "jaxmem.rules": "words",
     "jaxmem.replan": "words",
+    "jaxmem.rehearsal": "words",
     "jaxmem.kernel_limits": "words",
     "jaxmem.environment": "words",
     "jaxmem.schedules": "words",

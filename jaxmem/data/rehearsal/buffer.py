@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem.data.rehearsal.slots import Memory, put, take
+
 Buffer = dict[str, Any]  # {"rows": {name: [K, S, ...]}, "filled": int32 [K], "seen": int32 [K]}
 Fields = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape of one row, dtype)
 Rows = Mapping[str, jax.Array]
@@ -41,12 +43,19 @@ def insert(buffer: Buffer, rows: Rows, classes: jax.Array, key: jax.Array, *, po
     `probability` is for policy `replace` alone. What each row would do is known from its class's counters and its rank among the
     batch's rows of that class, so all are placed at once: where several take one slot, the last one has it.
     """
-    slots = _slots(buffer)
-    slot, count = places(buffer["filled"], buffer["seen"], classes, key, slots=slots, policy=policy, probability=probability)
-    kind = jnp.clip(classes, 0, buffer["filled"].shape[0] - 1)
-    stored = {name: x.at[kind, slot].set(rows[name].astype(x.dtype), mode="drop", unique_indices=True)
-              for name, x in buffer["rows"].items()}
-    return {"rows": stored, "filled": jnp.minimum(buffer["filled"] + count, slots), "seen": buffer["seen"] + count}
+    return insert_into(buffer, rows, classes, key, policy=policy, probability=probability)
+
+
+def insert_into(buffer: Buffer, rows: Rows, classes: jax.Array, key: jax.Array, *, policy: Policy, probability: float,
+                memory: Memory = "device") -> Buffer:
+    """`insert` for a buffer whose arrays may have further leading dims of size 1, and may lie in pinned host memory."""
+    lead = buffer["filled"].shape[:-1]
+    slots = next(iter(buffer["rows"].values())).shape[len(lead) + 1]
+    filled, seen = buffer["filled"].reshape(-1), buffer["seen"].reshape(-1)
+    slot, count = places(filled, seen, classes, key, slots=slots, policy=policy, probability=probability)
+    where = _index(len(lead), jnp.clip(classes, 0, filled.shape[0] - 1), slot)
+    stored = {name: put(x, where, rows[name].astype(x.dtype), memory) for name, x in buffer["rows"].items()}
+    return {"rows": stored, "filled": jnp.minimum(filled + count, slots).reshape(*lead, -1), "seen": (seen + count).reshape(*lead, -1)}
 
 
 def places(filled: jax.Array, seen: jax.Array, classes: jax.Array, key: jax.Array, *, slots: int, policy: Policy,
@@ -71,8 +80,13 @@ def places(filled: jax.Array, seen: jax.Array, classes: jax.Array, key: jax.Arra
 
 def draw(buffer: Buffer, key: jax.Array, count: int) -> tuple[dict[str, jax.Array], jax.Array]:
     """`count` rows, each independently and uniformly one of the rows that are stored, whatever their class; with replacement."""
-    kind, slot = chosen(buffer["filled"], key, count)
-    return {name: x[kind, slot] for name, x in buffer["rows"].items()}, buffer["filled"].sum(dtype=jnp.int32) > 0
+    return draw_from(buffer, key, count), buffer["filled"].sum(dtype=jnp.int32) > 0
+
+
+def draw_from(buffer: Buffer, key: jax.Array, count: int, memory: Memory = "device") -> dict[str, jax.Array]:
+    """The rows of `draw`, on the device, for a buffer as `insert_into` takes it."""
+    where = _index(buffer["filled"].ndim - 1, *chosen(buffer["filled"].reshape(-1), key, count))
+    return {name: take(x, where, memory) for name, x in buffer["rows"].items()}
 
 
 def chosen(filled: jax.Array, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -88,5 +102,5 @@ def row_bytes(fields: Fields) -> int:
     return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in fields.values())
 
 
-def _slots(buffer: Buffer) -> int:
-    return next(iter(buffer["rows"].values())).shape[1]
+def _index(lead: int, kind: jax.Array, slot: jax.Array) -> jax.Array:
+    return jnp.stack([*[jnp.zeros_like(kind)] * lead, kind, slot], axis=1)
