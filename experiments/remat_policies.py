@@ -134,7 +134,7 @@ def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, 
     import numpy as np
 
     from jaxmem import step
-    from jaxmem.data import open_data
+    from jaxmem.data import open_for
     from jaxmem.hlo.parse import parse
     from jaxmem.hlo.work import hlo_flops
     from jaxmem.running import measured as devices
@@ -148,7 +148,7 @@ def measured(workload: Workload, plan: Plan, topology: Topology, *, steps: int, 
     programs = step.build(workload, plan, topology, jax.devices())
     train = programs["train"].lower().compile()
     state = programs["init"].lower().compile()(jax.device_put(np.uint32(seed), programs["init"].args[0].sharding))
-    data = open_data("synthetic", seq=workload.seq, vocab=workload.model.vocab, split="train")
+    data = open_for(workload, "synthetic")
     rows = [data.row(seed * workload.batch + i) for i in range(workload.batch)]
     batch = {name: jax.device_put(np.stack([one[name] for one in rows]), leaf.sharding) for name, leaf in programs.batch.items()}
     scalars = programs["train"].args[2]

@@ -32,7 +32,7 @@ from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store, agreed,
 from jaxmem.continual import mixing
 from jaxmem.continual import start as start_module
 from jaxmem.cost.flops import mfu, model_flops
-from jaxmem.data import Batches, eval_batches, open_data
+from jaxmem.data import Batches, eval_batches, open_for
 from jaxmem.faults import Faults
 from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
@@ -101,11 +101,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         log.event("phase", name="startup", seconds=time.time() - s.started_at)
     # ---------------------------------------------------------------- data and programs
     with watchdog.allow(slow_s, "data"):
-        data = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="train")
-        held_out = open_data(s.data, seq=s.workload.seq, vocab=s.workload.model.vocab, split="eval") if s.eval_every else None
-    if set(data.fields) != set(step.BATCH_FIELDS):
-        raise InputError(f"--data={s.data} gives {', '.join(data.fields)}, and {s.workload.model_name} takes "
-                         f"{', '.join(step.BATCH_FIELDS)}")
+        data = open_for(s.workload, s.data, split="train")
+        held_out = open_for(s.workload, s.data, split="eval") if s.eval_every else None
     if s.init_from and config_of(s.init_from)[1] != s.workload.model:
         raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: "
                          f"{', '.join(spec.differences(config_of(s.init_from)[1], s.workload.model))}")
@@ -311,23 +308,27 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def evaluate(at: int) -> float:
         assert held_out is not None
+        unit = "images" if "images" in s.workload.rows else "tokens"
         settle(0)
         with watchdog.allow(3 * s.watchdog_s, "eval"), log.phase("eval", step=at):
             begin = time.monotonic()
-            loss, tokens, by_source = 0.0, 0.0, {}
+            loss, accuracy, count, by_source = 0.0, 0.0, 0.0, {}
             for name, share, source in mixing.parts(held_out):
                 totals = [compiled["eval"](state["params"], batch)
                           for batch in eval_batches(source, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
-                loss_sum, count = (math.fsum(float(t[field]) for t in totals) for field in ("loss_sum", "tokens"))
-                by_source[name], tokens = loss_sum / count, tokens + count
-                loss += share * by_source[name]
-        line = {"kind": "eval", "step": at, "loss": loss, "tokens": int(tokens), "seconds": time.monotonic() - begin}
+                sums = {field: math.fsum(float(t[field]) for t in totals) for field in totals[0]}
+                by_source[name], count = sums["loss_sum"] / sums[unit], count + sums[unit]
+                loss, accuracy = loss + share * by_source[name], accuracy + share * sums.get("correct", 0.0) / sums[unit]
+        line = {"kind": "eval", "step": at, "loss": loss, unit: int(count), "seconds": time.monotonic() - begin}
+        if unit == "images":
+            line["accuracy"] = accuracy
         if held_out.sources:
             line["by_source"] = by_source
         log.metric(**line)
         trackers.write(line)
         each = ", ".join(f"{name} {value:.4f}" for name, value in by_source.items())
-        progress.note(f"step {at}: evaluation loss {loss:.4f} over {int(tokens)} tokens{f' ({each})' if held_out.sources else ''}")
+        right = f", accuracy {accuracy:.2%}" if unit == "images" else ""
+        progress.note(f"step {at}: evaluation loss {loss:.4f}{right} over {int(count)} {unit}{f' ({each})' if held_out.sources else ''}")
         return loss
 
     # ---------------------------------------------------------------- steps

@@ -10,6 +10,7 @@ if typing.TYPE_CHECKING:
     from jaxmem.data.batches import Batches as Batches
     from jaxmem.data.batches import eval_batches as eval_batches
     from jaxmem.data.opening import open_data as open_data
+    from jaxmem.data.opening import open_for as open_for
     from jaxmem.data.rows import Data as Data
 
 _HOME = {
@@ -17,8 +18,9 @@ _HOME = {
     "Data": "jaxmem.data.rows",
     "eval_batches": "jaxmem.data.batches",
     "open_data": "jaxmem.data.opening",
+    "open_for": "jaxmem.data.opening",
 }
-__all__ = ["Batches", "Data", "eval_batches", "open_data"]
+__all__ = ["Batches", "Data", "eval_batches", "open_data", "open_for"]
 
 
 def __getattr__(name: str) -> object:

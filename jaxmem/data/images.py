@@ -17,14 +17,17 @@ from jaxmem.spec import InputError, nearest
 Labelled = tuple[np.ndarray, np.ndarray]  # f32 [images, H, W, C] in 0..1, int32 [images]
 
 
-def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None) -> Data:
-    """`expected` is the [H, W, C] that a model takes, if there is one."""
+def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None, classes: int | None = None) -> Data:
+    """`expected` is the [H, W, C] that a model takes and `classes` how many it tells apart, if there is one."""
     if name not in IMAGES:
         raise InputError(f"no images are called {name!r}{nearest(name, IMAGES)}")
     images, labels = IMAGES[name]()
     shape = images.shape[1:]
     if expected is not None and shape != tuple(expected):
-        raise InputError(f"images:{name} are {_times(shape)} (height x width x channels), and the model takes {_times(expected)}")
+        raise InputError(f"images:{name} are {_times(shape)} (height x width x channels), and the model takes {_times(expected)}"
+                         + (f"; height={shape[0]},width={shape[1]},channels={shape[2]} are fields of the model" if len(expected) == 3 else ""))
+    if classes is not None and labels.max() >= classes:
+        raise InputError(f"images:{name} have {labels.max() + 1} classes, and the model has classes={classes}")
     chosen = held_out(np.array([digest(image) for image in images], np.uint64), np.ones(len(images), int), int(len(images) * HELD_OUT))
     kept = chosen if split == "eval" else ~chosen
     images, labels = images[kept], labels[kept]
