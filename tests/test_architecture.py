@@ -17,6 +17,7 @@ LAYER_OF = {
     "jaxmem.models.configs": "words",
     "jaxmem.models.image_configs": "words",
     "jaxmem.optim.configs": "words",
+    "jaxmem.optim.learned.meta": "running",
     "jaxmem.spec": "words",
     "jaxmem.chips": "words",
     "jaxmem.hardware": "words",

@@ -16,6 +16,7 @@ from jaxmem.spec import InputError, nearest
 VERBS = {
     "check": "does it fit a topology, where does the memory go, how fast is a step, what to change",
     "train": "run what was checked, and survive: data, checkpoints, faults, resume",
+    "meta-train": "find the numbers of a learned optimizer on small tasks",
     "export": "a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own",
     "diff": "what changed between two checks",
     "runs": "the runs of a folder: list them, or compare some side by side",
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(verb: str, plain: list[str], given: list[str]) -> int:
     environment.quiet()  # before anything can import jax
-    module = importlib.import_module(f"jaxmem.cli.{verb}")
+    module = importlib.import_module(f"jaxmem.cli.{verb.replace('-', '_')}")
     flags = absl_flags.FlagValues()
     module.define(flags)
     if "--help" in plain or "-h" in given:
