@@ -10,6 +10,8 @@ batch's mean gradient is another quantity, and smaller by about the batch's size
 N inputs, C classes.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -39,18 +41,23 @@ def fisher_diagonal(model: Classifier, params: Params, inputs: np.ndarray, label
         padded = np.concatenate([rows, np.zeros((steps * size - len(rows), *rows.shape[1:]), rows.dtype)])
         return jax.device_put(padded.reshape(steps, size, *rows.shape[1:]), NamedSharding(mesh, P(None, "data")))
     rows = (chunked(inputs), chunked(labels.astype(np.int32)), chunked(np.ones(len(inputs), np.float32)))
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+    leaves, tree = jax.tree.flatten(params)
+    return _mean(model, kind, tree, tuple(leaf.sharding for leaf in leaves))(params, key, rows)
 
-    def total(params: Params, key: jax.Array, rows: tuple[jax.Array, ...]) -> Params:
+
+@functools.lru_cache(maxsize=8)
+def _mean(model: Classifier, kind: Kind, tree: Any, shardings: tuple) -> Callable[..., Params]:
+    """The jitted mean over rows [steps, size, ...] of weight 1; kept, so that the tasks of a sequence compile it once."""
+    def mean(params: Params, key: jax.Array, rows: tuple[jax.Array, ...]) -> Params:
         def one_chunk(sums: Params, given: tuple[jax.Array, ...]) -> tuple[Params, None]:
             inputs, labels, weights, key = given
-            keys = jax.random.split(key, size)
+            keys = jax.random.split(key, len(labels))
             squares = jax.vmap(lambda x, y, k: _squares(model, params, x, y, k, kind))(inputs, labels, keys)
             return jax.tree.map(lambda s, q: s + jnp.tensordot(weights, q, 1), sums, squares), None
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-        sums, _ = jax.lax.scan(one_chunk, zeros, (*rows, jax.random.split(key, steps)))
-        return jax.tree.map(lambda leaf: leaf / len(inputs), sums)
-    return jax.jit(total, out_shardings=shardings)(params, key, rows)
+        sums, _ = jax.lax.scan(one_chunk, zeros, (*rows, jax.random.split(key, len(rows[2]))))
+        return jax.tree.map(lambda leaf: leaf / rows[2].sum(), sums)
+    return jax.jit(mean, out_shardings=tree.unflatten(shardings))
 
 
 def _squares(model: Classifier, params: Params, x: jax.Array, label: jax.Array, key: jax.Array, kind: Kind) -> Params:
