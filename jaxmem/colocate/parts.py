@@ -49,7 +49,8 @@ def groups(topology: Topology, parts: int, devices: Sequence[Any]) -> list[list[
     per_chip = topology.chip.devices_per_chip
     found: dict[tuple[int, ...], list[Any]] = {}
     for i, device in enumerate(devices):
-        found.setdefault(tuple(at // size for at, size in zip(place(topology, device, i // per_chip), shape, strict=True)), []).append(device)
+        where = zip(place(topology, device, i // per_chip), shape, strict=True)
+        found.setdefault(tuple(at // size for at, size in where), []).append(device)
     out = [found[key] for key in sorted(found)]
     if len(out) != parts or len({len(one) for one in out}) > 1:
         raise InputError(f"{len(devices)} devices do not make {parts} parts of {topology}")

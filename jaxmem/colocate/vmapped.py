@@ -56,7 +56,8 @@ def groups_of(plan: Plan, topology: Topology, runs: int) -> int:
     if runs % groups:
         below, above = runs // groups * groups, -(-runs // groups) * groups
         near = " or ".join(map(str, filter(None, (below, above))))
-        raise InputError(f"{runs} runs of {plan.devices} devices each do not fill the {groups} groups of {topology} evenly; nearest: {near}")
+        raise InputError(f"{runs} runs of {plan.devices} devices each do not fill the {groups} groups of {topology} evenly; "
+                         f"nearest: {near}")
     return groups
 
 
