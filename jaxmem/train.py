@@ -33,6 +33,7 @@ from jaxmem.continual import mixing
 from jaxmem.continual import start as start_module
 from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.data import Batches, eval_batches, open_for
+from jaxmem.data.rehearsal.rehearsing import Rehearsing
 from jaxmem.faults import Faults
 from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
@@ -109,13 +110,18 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     start_from = parse_start(s.start_from) if s.start_from else None
     if start_from and not agreed(lambda: committed_steps(folder.checkpoints)):  # what refuses it is said before anything is compiled
         start_module.find(start_from, s.workload, s.schedule)
-    programs = step.build(s.workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
+    workload = s.program_workload
+    programs = step.build(workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
+    kept = Rehearsing(s.rehearsal, data, programs.mesh, batch=s.workload.batch) if s.rehearsal else None
     split = s.plan.step == "split"
     wanted = ["init", *(("gradients", "update") if split else ("train",)), *(("eval",) if s.eval_every else ())]
     with watchdog.allow(slow_s, "compile"), log.phase("compile"):
         lowered = {name: programs[name].lower() for name in wanted}
+        lowered |= {f"rehearsal_{name}": program.lower() for name, program in (kept.programs if kept else {}).items()}
         texts = {name: hashlib.sha256(low.as_text().encode()).hexdigest() for name, low in lowered.items()}
         compiled = {name: low.compile() for name, low in lowered.items()}
+    if kept:
+        kept.run = {name: compiled[f"rehearsal_{name}"] for name in kept.programs}
     shardings = {name: field.sharding for name, field in programs.batch.items()}
 
     # ---------------------------------------------------------------- state: from a checkpoint, or made on the devices that will hold it
