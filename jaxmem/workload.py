@@ -25,14 +25,14 @@ class Workload:
     seq: int
 
     @classmethod
-    def parse(cls, *, model: str, optimizer: str = "adamw", batch: int | str,
-              seq: int | str | None = None) -> "Workload":
+    def parse(cls, *, model: str, optimizer: str = "adamw", batch: int | str, seq: int | str | None = None,
+              usual_seq: int | None = None) -> "Workload":
         """`parse(model="llama3-8b,layers=4", optimizer="adamw,b2=0.95", batch=64, seq=8192)`; raises `InputError`.
 
-        A model of images has its own `seq`, which need not be given.
+        Without `seq` a model of images has its own, and a model of text takes `usual_seq` or as many positions as it has.
         """
         config = spec.parse_preset(MODELS, model, what="model")
-        seq = models.own_seq(config) if seq is None else seq
+        seq = models.seq_for(config, usual_seq) if seq is None else seq
         if seq is None:
             raise InputError(f"{spec.split(model)[0]} needs seq=N, the tokens of a sequence")
         workload = cls(model=config, model_name=spec.split(model)[0],

@@ -301,7 +301,7 @@ def test_report_names_are_short_and_differ():
 
 def test_models(run):
     status, out, err = run("models")
-    assert (status, err) == (0, "") and len(out.splitlines()) == len(MODELS) + 1
+    assert (status, err) == (0, "") and len(out.splitlines()) == len(MODELS) + 3  # two heads and a blank line
     assert max(map(len, out.splitlines())) <= 100
     row = next(line for line in out.splitlines() if line.startswith("llama3-8b "))
     assert row.split() == ["llama3-8b", "8,030,261,248", "8.03B", "32", "4096", "32", "8", "128", "14336", "128256"]

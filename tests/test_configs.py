@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from jaxmem.models.configs import MODELS, DecoderConfig, parameter_shapes, problems
+from jaxmem.models.configs import DECODERS, MODELS, DecoderConfig, parameter_shapes, problems
 from jaxmem.optim import configs as optim_configs
 from jaxmem.optim.configs import OPTIMIZERS
 from jaxmem.spec import InputError, differences, parse_preset
@@ -108,7 +108,7 @@ def test_405b_has_both_names():
     assert MODELS["llama3-8b"] != MODELS["llama3.1-8b"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_presets_have_no_problems_and_print_back(name):
     assert problems(MODELS[name]) == []
     text = f"{name},layers=1,window=none,norm_eps=1e-07"

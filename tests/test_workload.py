@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem.models.configs import MODELS
+from jaxmem.models.configs import DECODERS
 from jaxmem.optim.configs import OPTIMIZERS
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
@@ -23,7 +23,7 @@ def test_a_field_at_its_preset_value_is_not_printed():
     assert str(Workload.parse(model="gpt2,layers=12", batch="8", seq="1024")) == "model=gpt2,optimizer=adamw,batch=8,seq=1024"
 
 
-@given(model=st.sampled_from(sorted(MODELS)), optimizer=st.sampled_from(sorted(OPTIMIZERS)), layers=st.integers(1, 200),
+@given(model=st.sampled_from(sorted(DECODERS)), optimizer=st.sampled_from(sorted(OPTIMIZERS)), layers=st.integers(1, 200),
        theta=st.floats(1, 1e9), eps=st.floats(1e-12, 1e-3), window=st.none() | st.integers(1, 10_000),
        batch=st.integers(1, 1 << 20), moments=st.sampled_from(["f32", "bf16"]))
 def test_every_workload_parses_back(model, optimizer, layers, theta, eps, window, batch, moments):

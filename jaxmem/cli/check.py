@@ -22,7 +22,7 @@ from absl import flags as absl_flags
 
 from jaxmem.cli import arguments
 from jaxmem.hardware import Topology, parse_topology
-from jaxmem.models.configs import MODELS
+from jaxmem.models.configs import MODELS, seq_for
 from jaxmem.plan import Plan
 from jaxmem.spec import InputError, nearest, parse_preset
 from jaxmem.workload import Workload
@@ -41,7 +41,7 @@ def define(flags: absl_flags.FlagValues) -> None:
                              "one axis may be * and takes the devices that are left", **f)
     absl_flags.DEFINE_string("optimizer", "adamw", "preset and changes, as in adamw,b2=0.95", **f)
     absl_flags.DEFINE_integer("batch", None, "sequences a step, over all devices (default: one a device)", lower_bound=1, **f)
-    absl_flags.DEFINE_integer("seq", None, "tokens a sequence (default: 4096, or all positions that the model has)",
+    absl_flags.DEFINE_integer("seq", None, "tokens a sequence (default: 4096, or all positions that the model has, or patches of an image)",
                               lower_bound=1, **f)
     absl_flags.DEFINE_string("program", None, "FILE:build, a program of your own instead of a model", **f)
     absl_flags.DEFINE_string("programs", ",".join(PROGRAMS), "which programs to check", **f)
@@ -86,7 +86,7 @@ def _workload(flags: absl_flags.FlagValues, topology: Topology, options: dict[st
     if batch is None or seq is None:
         config = parse_preset(MODELS, flags.model, what="model")
         batch = topology.devices if batch is None else batch
-        seq = (min(4096, config.max_positions) if config.positions == "learned" else 4096) if seq is None else seq
+        seq = seq_for(config, 4096) if seq is None else seq
         print(f"taking --batch={batch} --seq={seq}", file=sys.stderr)
     workload = Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=seq)
     plan = Plan.parse(flags.plan, devices=topology.devices)

@@ -28,6 +28,7 @@ from jaxmem.checkpoint.keep import Keep
 from jaxmem.cli import arguments
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
+from jaxmem.rehearsal import Rehearsal
 from jaxmem.running import trackers
 from jaxmem.runs import folder as folders
 from jaxmem.runs import settings as settings_module
@@ -47,7 +48,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     text("topology", "cpu:8", "cpu:N, emulated here, or what this machine or cluster is: h100:16x8, v5p-128, ...", **f)
     text("optimizer", "adamw", "preset and changes, as in adamw,b2=0.95", **f)
     whole("batch", None, "sequences a step, over all devices (default: two a device)", lower_bound=1, **f)
-    whole("seq", 128, "tokens a sequence", lower_bound=1, **f)
+    whole("seq", None, "tokens a sequence (default: 128; of images their patches)", lower_bound=1, **f)
     whole("steps", 200, "updates in all", **f)
     number("lr", 3e-3, "peak learning rate", **f)
     text("schedule", "cosine", "constant, linear, cosine, wsd, rsqrt or infinite, and changes, as in cosine,floor=0.1 or wsd,decay=0.2", **f)
@@ -77,6 +78,8 @@ def define(flags: absl_flags.FlagValues) -> None:
     text("init_from", "", "a folder with Hugging Face weights to begin from", **f)
     text("start_from", "", "RUN[@STEP], another run's checkpoint to begin from, and how: optimizer=keep|reset, schedule=continue|restart, "
          "shrink=0.4,perturb=0.01, grow=true (for a larger --model)", **f)
+    text("rehearsal", "", "keep rows that were trained on and train on some of them again beside each batch, as in r=16,capacity=4096 and "
+         "policy=reservoir|replace, candidates, every, memory=device|pinned_host, classes", **f)
     text("log", "", "also write to tensorboard, wandb, mlflow (by comma)", **f)
     text("coordinator", None, "HOST:PORT of process 0, where no cluster says it; auto leaves it to jax", **f)
     whole("processes", None, "how many processes take part, where no cluster says it", lower_bound=1, **f)
@@ -200,7 +203,8 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
     batch = flags.batch or 2 * topology.devices
     steps = flags.steps
     return Settings(
-        workload=Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=flags.seq), topology=topology, plan=plan,
+        workload=Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=flags.seq, usual_seq=128),
+        topology=topology, plan=plan,
         out=pathlib.Path(flags.out), data=flags.data, steps=steps, lr=flags.lr, schedule=schedules.parse(flags.schedule),
         schedule_text=flags.schedule, warmup=steps // 20 if flags.warmup is None else flags.warmup, clip=flags.clip, seed=flags.seed,
         eval_every=flags.eval_every, eval_batches=flags.eval_batches,
@@ -208,7 +212,8 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
         snapshot=flags.snapshot, snapshot_pool=flags.snapshot_pool,
         spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
         print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
-        init_from=flags.init_from, start_from=_start_from(flags.start_from), started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
+        init_from=flags.init_from, start_from=_start_from(flags.start_from),
+        rehearsal=Rehearsal.parse(flags.rehearsal) if flags.rehearsal else None, started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
 
 
 def _start_from(text: str) -> str:

@@ -38,10 +38,11 @@ def open_for(workload: Workload, text: str, *, split: Split = "train") -> Data:
 def open_data(text: str, *, seq: int, vocab: int, split: Split = "train", images: tuple[int, ...] | None = None,
               classes: int | None = None) -> Data:
     """Rows of `seq` tokens for a model of `vocab` tokens, or images (which need neither, and must be [H, W, C] = `images` in at most
-    `classes` classes if these are given). `split="eval"` is about a twentieth, held out by content: never part of "train". All of it is held in memory, two or four
-    bytes a token. Raises InputError for what is unknown, missing, empty, or does not fit the model."""
+    `classes` classes if these are given). `split="eval"` is about a twentieth, held out by content: never part of "train". All of it
+    is held in memory, two or four bytes a token. Raises InputError for what is unknown, missing, empty, or does not fit the model."""
     if mixing.is_mixture(text):
-        found = [(one, share, open_data(one, seq=seq, vocab=vocab, split=split, images=images, classes=classes)) for one, share in mixing.parse(text)]
+        found = [(one, share, open_data(one, seq=seq, vocab=vocab, split=split, images=images, classes=classes))
+                 for one, share in mixing.parse(text)]
         return mixing.mixture(found, split=split)
     kind, colon, rest = text.strip().partition(":")
     if kind == "synthetic" and not colon:

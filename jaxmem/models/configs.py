@@ -112,6 +112,13 @@ def own_seq(config: ModelConfig) -> int | None:
     return None if isinstance(config, DecoderConfig) else config.seq
 
 
+def seq_for(config: ModelConfig, usual: int | None) -> int | None:
+    """The sequence length where none is given: the model's own, or `usual`, or fewer where there are fewer learned positions."""
+    if isinstance(config, DecoderConfig) and usual is not None and config.positions == "learned":
+        return min(usual, config.max_positions)
+    return usual if isinstance(config, DecoderConfig) else own_seq(config)
+
+
 def mask(config: ModelConfig) -> Mask:
     """What a token sees: what came before it, or in an image everything."""
     return "causal" if isinstance(config, DecoderConfig) else "full"
