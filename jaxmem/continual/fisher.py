@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.continual.classifier import Classifier, Params
+from jaxmem.data.rehearsal.programs import batch_axes, shards_on
 
 Kind = Literal["exact", "sampled", "empirical"]
 
@@ -29,20 +30,21 @@ def fisher_diagonal(model: Classifier, params: Params, inputs: np.ndarray, label
                     key: jax.Array, chunk: int = 16) -> Params:
     """F as f32 arrays of the shapes and shardings of `params`, from `inputs` [N, ...] (and int `labels` [N] where `kind` is empirical).
 
-    `chunk` inputs a device are seen at a time, split over the mesh axis `data`: the gradients of that many examples (times C where
+    `chunk` inputs a device are seen at a time, split over the mesh axes of the batch: the gradients of that many examples (times C where
     `kind` is exact) are held at once. Raises ValueError where there are no inputs.
     """
     if not len(inputs):
         raise ValueError("no inputs: the mean over none is not known")
-    size = chunk * mesh.shape["data"]
+    size = chunk * shards_on(mesh)
     steps = -(-len(inputs) // size)
 
     def chunked(rows: np.ndarray) -> jax.Array:
         padded = np.concatenate([rows, np.zeros((steps * size - len(rows), *rows.shape[1:]), rows.dtype)])
-        return jax.device_put(padded.reshape(steps, size, *rows.shape[1:]), NamedSharding(mesh, P(None, "data")))
+        return jax.device_put(padded.reshape(steps, size, *rows.shape[1:]), NamedSharding(mesh, P(None, batch_axes(mesh) or None)))
     rows = (chunked(inputs), chunked(labels.astype(np.int32)), chunked(np.ones(len(inputs), np.float32)))
     leaves, tree = jax.tree.flatten(params)
-    return _mean(model, kind, tree, tuple(leaf.sharding for leaf in leaves))(params, key, rows)
+    with jax.set_mesh(mesh):
+        return _mean(model, kind, tree, tuple(leaf.sharding for leaf in leaves))(params, key, rows)
 
 
 @functools.lru_cache(maxsize=8)

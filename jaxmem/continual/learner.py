@@ -1,7 +1,7 @@
 """Trains one classifier on a sequence of tasks by a `Method`, on a mesh, and fills the accuracy matrix.
 
 One jitted step serves a whole sequence: it takes the incoming rows, what the buffer gives back, and the method's penalty. Rows are
-split over the mesh axis `data`; parameters are whole on each device, or as `shardings` says, and the optimizer's state like them.
+split over the mesh axes of the batch; parameters are whole on each device, or as `shardings` says, and the optimizer's state like them.
 A batch that an epoch cannot fill is left out, so an epoch of n rows has n // batch steps.
 
 B incoming rows, R rows of a draw.
@@ -26,6 +26,7 @@ from jaxmem.continual.memory import Memory
 from jaxmem.continual.methods import Method
 from jaxmem.continual.step import State, make_step
 from jaxmem.continual.tasks import Labelled, Task, joined
+from jaxmem.data.rehearsal.programs import batch_axes, shards_on
 from jaxmem.optim.dims import names
 from jaxmem.optim.transforms import standard_promotion
 from jaxmem.spec import InputError
@@ -48,14 +49,19 @@ class Outcome:
 
 
 def learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.GradientTransformation, *, mesh: Mesh, batch: int,
-          epochs: int, seed: int = 0, shardings: Callable[[Any], Any] | None = None, classes: int | None = None) -> Outcome:
+          epochs: int, seed: int = 0, shardings: Callable[[Any], Any] | None = None) -> Outcome:
     """`batch` rows of the task in each step, over all devices; `epochs` over the rows of each task. `tx` includes the learning rate.
 
     `shardings`: abstract parameters -> their shardings. `seed` decides the initialisation, the order of rows and what the buffer does;
     the initialisation and the order are the same for every method. Raises InputError for sizes that do not fit the mesh or the data.
     """
-    width = mesh.shape["data"]
-    _check(tasks, method, batch, width)
+    _check(tasks, method, batch, shards_on(mesh))
+    with jax.set_mesh(mesh):
+        return _learn(model, tasks, method, tx, mesh, batch, epochs, seed, shardings)
+
+
+def _learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.GradientTransformation, mesh: Mesh, batch: int, epochs: int,
+           seed: int, shardings: Callable[[Any], Any] | None) -> Outcome:
     key = jax.random.key(seed)
     whole = NamedSharding(mesh, P())
     struct = jax.eval_shape(model.init, key)
@@ -67,7 +73,7 @@ def learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.Gr
     params = fresh(0)
     opt_state = jax.jit(tx.init, out_shardings=like_parameters(jax.eval_shape(tx.init, struct), struct, placed, whole))(params)
     memory = Memory.of(method, tasks, model.classes, batch, mesh)
-    state = State(params=params, opt_state=opt_state, buffer=memory.start() if memory else None)
+    state = State(params=params, opt_state=opt_state, buffer=memory.start(seed) if memory else None)
     step = make_step(model, tx, method, memory, mesh)
     evaluate = _evaluator(model, mesh)
     before = np.array([evaluate(state.params, task.test) for task in tasks])
@@ -83,7 +89,7 @@ def learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.Gr
         batches = _batches(rows, earlier, method.replay, batch, epochs, mesh, seed=(seed, i))
         count, loss, begin = 0, jnp.float32(0), None
         for given in batches:
-            state, loss = step(state, given, jax.random.fold_in(jax.random.fold_in(key, 1 + i), count))
+            state, loss = step(state, given)
             if not count:  # the first step compiles; it is counted and not timed
                 jax.block_until_ready(state.params)
                 begin = time.perf_counter()
@@ -116,7 +122,7 @@ def _batches(rows: Labelled, earlier: Labelled | None, replay: int, batch: int, 
              seed: tuple[int, ...]) -> Iterator[dict[str, jax.Array]]:
     """Shuffled epochs. Where rows are replayed, `replay` of the earlier ones come with each batch, drawn with replacement; in the
     first task, which has none, they have weight 0."""
-    split = NamedSharding(mesh, P("data"))
+    split = rows_sharding(mesh)
     order, draws = np.random.default_rng([*seed, 0]), np.random.default_rng([*seed, 1])
     for _ in range(epochs):
         shuffled = order.permutation(len(rows[1]))
@@ -129,6 +135,10 @@ def _batches(rows: Labelled, earlier: Labelled | None, replay: int, batch: int, 
                 given |= {"old_inputs": source[0][again], "old_labels": source[1][again],
                           "old_weights": np.full(replay, earlier is not None, np.float32)}
             yield jax.device_put(given, split)
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P(batch_axes(mesh) or None))
 
 
 def like_parameters(tree: Any, params: Any, shardings: Any, otherwise: NamedSharding) -> Any:
@@ -145,7 +155,7 @@ def like_parameters(tree: Any, params: Any, shardings: Any, otherwise: NamedShar
 
 def _evaluator(model: Classifier, mesh: Mesh) -> Callable[[Any, Labelled], float]:
     """Accuracy on labelled rows, over all classes the model has. Rows come in calls of one size, the last filled up with zeros."""
-    split, size = NamedSharding(mesh, P("data")), TEST_ROWS // mesh.shape["data"] * mesh.shape["data"]
+    split, size = rows_sharding(mesh), TEST_ROWS // shards_on(mesh) * shards_on(mesh)
 
     @jax.jit
     def predicted(params: Any, inputs: jax.Array) -> jax.Array:

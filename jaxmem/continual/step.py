@@ -1,7 +1,8 @@
 """One training step of a method: the loss over incoming and remembered rows, the update, and what the buffer takes in.
 
-What is drawn is from the buffer as it was before this step, so the exchange between devices need not wait for the step, nor the step
-for the insertion. The rows of all sources go through the model together; each device joins its own, so that none moves for it.
+What a step trains on was drawn at the end of an earlier one, so neither waits for the other: the exchange between devices and the
+insertion need nothing of this step's gradients. The rows of all sources go through the model together; each device joins its own, so
+that none moves for it.
 
 B incoming rows, R remembered rows, C classes.
 """
@@ -18,6 +19,7 @@ from jaxmem.continual import der
 from jaxmem.continual.classifier import Classifier, cross_entropy, weighted_mean
 from jaxmem.continual.memory import Memory
 from jaxmem.continual.methods import Method
+from jaxmem.data.rehearsal.programs import shards_on
 
 
 class State(NamedTuple):
@@ -29,16 +31,15 @@ class State(NamedTuple):
 
 
 Given = dict[str, jax.Array]  # inputs [B, ...], labels [B]; for replay also old_inputs, old_labels, old_weights [R]
-Step = Callable[[State, Given, jax.Array], tuple[State, jax.Array]]
+Step = Callable[[State, Given], tuple[State, jax.Array]]
 
 
 def make_step(model: Classifier, tx: optax.GradientTransformationExtraArgs, method: Method, memory: Memory | None, mesh: Mesh) -> Step:
-    """(state, given, key) -> (state, loss), jitted; the state is donated. The loss leaves out EWC's penalty."""
-    width = mesh.shape["data"]
+    """(state, given) -> (state, loss), jitted; the state is donated. The loss leaves out EWC's penalty."""
+    width = shards_on(mesh)
 
-    def step(state: State, given: Given, key: jax.Array) -> tuple[State, jax.Array]:
-        first_key, second_key, insert_key = jax.random.split(key, 3)
-        drawn = [memory.draw(state.buffer, one) for one in (first_key, second_key)[:1 + method.distils]] if memory else []
+    def step(state: State, given: Given) -> tuple[State, jax.Array]:
+        drawn = memory.staged(state.buffer) if memory else []
         if method.replay:
             drawn = [{name: given[f"old_{name}"] for name in ("inputs", "labels", "weights")}]
 
@@ -53,7 +54,7 @@ def make_step(model: Classifier, tx: optax.GradientTransformationExtraArgs, meth
             rows = {"inputs": given["inputs"], "labels": given["labels"]}
             if method.distils:
                 rows["logits"] = der.stored(incoming, jnp.dtype(jnp.float32))
-            buffer = memory.insert(buffer, rows, insert_key)
+            buffer = memory.after(buffer, rows)
         return State(optax.apply_updates(state.params, updates), opt_state, buffer), value
     return jax.jit(step, donate_argnums=0)
 

@@ -7,20 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.continual import ewc
-from jaxmem.continual.classifier import mlp
 from jaxmem.continual.fisher import fisher_diagonal
 from jaxmem.spec import InputError
 from tests.continual import plain
+from tests.continual.dense import mesh, mlp
 
 KEY = jax.random.key(0)
-
-
-def mesh(devices=8):
-    return Mesh(np.array(jax.devices()[:devices]), ("data",))
 
 
 def regression(seed=1, devices=8):
@@ -58,7 +54,7 @@ def test_sampled_is_unbiased():
     draws = [fisher_diagonal(model, params, np.tile(x, (64, 1)), np.tile(labels, 64), kind="sampled", mesh=mesh(),
                              key=jax.random.key(i), chunk=64)["layer0"]["weight"] for i in range(2)]
     p = plain.probabilities(plain.logits(w, b, x))
-    squares = np.asarray(x, float)[:, :, None, None] ** 2 * (np.eye(plain.CLASSES)[None] - p[:, None, :])[:, None] ** 2  # [row, input, y, k]
+    squares = np.asarray(x, float)[:, :, None, None] ** 2 * (np.eye(plain.CLASSES)[None] - p[:, None, :])[:, None] ** 2  # n, i, y, k
     mean = np.einsum("ny,niyk->nik", p, squares)
     variance = (np.einsum("ny,niyk->nik", p, squares ** 2) - mean ** 2).sum(0) / 64 / 48 ** 2
     np.testing.assert_allclose(mean.mean(0), plain.fisher(w, b, x)[0])  # the two derivations agree
@@ -87,8 +83,8 @@ def test_hidden_layers_against_brute_force():
     wanted = (np.exp(log_p(flat))[..., None] * slopes ** 2).sum(1).mean(0)
     params, at = {}, 0
     for i, (n, m) in enumerate(itertools.pairwise(sizes)):
-        params[f"layer{i}"] = {"weight": jnp.float32(flat[at:at + n * m].reshape(n, m)), "bias": jnp.float32(flat[at + n * m:at + n * m + m])}
-        at += n * m + m
+        weight, bias = flat[at:at + n * m].reshape(n, m), flat[at + n * m:at + n * m + m]
+        params[f"layer{i}"], at = {"weight": jnp.float32(weight), "bias": jnp.float32(bias)}, at + n * m + m
     params = jax.device_put(params, NamedSharding(mesh(), P()))
     found = fisher_diagonal(mlp(sizes), params, x, np.zeros(5, int), mesh=mesh(), key=KEY, chunk=1)
     got = np.concatenate([np.concatenate([np.ravel(found[f"layer{i}"]["weight"]), found[f"layer{i}"]["bias"]]) for i in range(2)])
@@ -110,7 +106,8 @@ def test_the_update_is_the_gradient_of_the_penalty():
     tx = ewc.add_penalty(30.0)
     state = ewc.consolidate(tx.init(now), start, fisher)
     updates, after = tx.update(gradient, state, now)
-    wanted = jax.tree.map(lambda g, f, p, a: g + 30 * f * (p - a), *(jax.tree.map(np.float64, one) for one in (gradient, fisher, now, start)))
+    exact = (jax.tree.map(np.float64, one) for one in (gradient, fisher, now, start))
+    wanted = jax.tree.map(lambda g, f, p, a: g + 30 * f * (p - a), *exact)
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5), updates, wanted)
     assert after is state
     slope = jax.grad(lambda p: ewc.penalty(state, p, 30.0))(now)
