@@ -25,6 +25,7 @@ from jaxmem import schedules, spec, step
 from jaxmem.checkpoint import lazy
 from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.formats import config_of, read_into
+from jaxmem.checkpoint.formats.config_json import differences
 from jaxmem.checkpoint.keep import Keep
 from jaxmem.checkpoint.nearby import Nearby
 from jaxmem.checkpoint.state_hash import state_hash
@@ -106,7 +107,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         held_out = open_for(s.workload, s.data, split="eval") if s.eval_every else None
     if s.init_from and config_of(s.init_from)[1] != s.workload.model:
         raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: "
-                         f"{', '.join(spec.differences(config_of(s.init_from)[1], s.workload.model))}")
+                         f"{differences(config_of(s.init_from)[1], s.workload.model)}")
     start_from = parse_start(s.start_from) if s.start_from else None
     if start_from and not agreed(lambda: committed_steps(folder.checkpoints)):  # what refuses it is said before anything is compiled
         start_module.find(start_from, s.workload, s.schedule)
@@ -153,8 +154,11 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of another run's, or of the seed."""
         nonlocal origin
         with watchdog.allow(slow_s, "restore"), log.phase("restore"):
-            found = store.restore(programs.state, below=below)
+            whole = (lambda meta: programs.state | {"rehearsal": kept.abstract(meta)}) if kept else programs.state
+            found = store.restore(whole, below=below)
             if found is None:
+                if kept:
+                    kept.begin(s.seed)
                 seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
                 state = compiled["init"](seed)
                 if s.init_from:
@@ -163,6 +167,10 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                     begun = start_module.find(start_from, s.workload, s.schedule)
                     state = start_module.begin(start_from, begun, state, programs.state, s.workload, seed=s.seed)
                     origin = begun.steps
+                    if kept and "rehearsal" in begun.meta:  # what the other run remembered is what this one must not forget
+                        kept.memory = None
+                        memory = start_module.read(begun, {"rehearsal": kept.abstract(begun.meta)})["rehearsal"]
+                        note(kept.adopt(memory, begun.meta) or f"the rehearsal buffer of {start_from.run} is taken along")
                     note(start_module.described(start_from, begun, rate()(1)))
                 state |= {"opt_state": transforms.with_trained_weights(state["opt_state"], s.workload.optimizer)}
                 return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
@@ -176,6 +184,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 log.event("ledger", step=found.step, local_bytes=found.ledger.local_bytes, peer_bytes=found.ledger.peer_bytes,
                           remote_bytes=found.ledger.remote_bytes, state_bytes=found.ledger.state_bytes, notes=found.ledger.notes)
             guard, origin = found.meta["guard"], found.meta.get("schedule", {}).get("origin", 0)
+            if kept and (dealt := kept.adopt(found.state.pop("rehearsal"), found.meta)):
+                note(dealt)
             return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
 
     at, state, position, guard, restored = start_over()
@@ -222,7 +232,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 flying.clear()
                 raise Bad(one.step, one.position, problem, below=one.step - max(guard.high - 1, 0))
             line = {"kind": "train", "step": one.step, "loss": loss, "grad_norm": norm, "lr": one.lr, "step_s": step_s,
-                    "tokens_per_s": s.workload.tokens / step_s if step_s else None, "mfu": honest_mfu(s, step_s, log),
+                    "tokens_per_s": workload.tokens / step_s if step_s else None, "mfu": honest_mfu(s, step_s, log),
                     "epoch": batches.epoch_of(one.position), "batch": one.position}
             log.metric(**line)
             trackers.write(line)
@@ -240,7 +250,12 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         return {"position": after, "digests": found, "guard": {"recent": guard.recent, "high": guard.high}, "seed": s.seed,
                 "schedule": {"text": s.schedule_text, "origin": origin, "rate": rate_of(at)},
                 "eval_loss": loss_of(at), "fingerprint": data.fingerprint, "data": s.data, "workload": str(s.workload), "plan": str(s.plan),
-                "topology": str(s.topology), "versions": measured.versions(), "text_sha256": texts}
+                "topology": str(s.topology), "versions": measured.versions(), "text_sha256": texts} | (
+                    {"rehearsal": kept.meta()} if kept else {})
+
+    def everything() -> State:
+        """What a checkpoint holds: without the rehearsal buffer a resumed run would begin to forget."""
+        return state | {"rehearsal": kept.memory} if kept else state
 
     def checkpoint(at: int, after: int, *, wait: bool) -> bool:
         """Write the state after step `at`; `after` is the position of the next batch. Raises Bad for a state that is not finite."""
@@ -248,10 +263,10 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
         with watchdog.allow(3 * s.watchdog_s, "checkpoint"), log.phase("checkpoint", step=at):
             begin = time.monotonic()
             await_save()
-            found, not_finite = digests(state)
+            found, not_finite = digests(everything())
             refuse(at, after, not_finite)
             try:
-                store.save(at, state, meta(at, after, found), wait=wait or s.snapshot == "sync")
+                store.save(at, everything(), meta(at, after, found), wait=wait or s.snapshot == "sync")
             except SaveFailed as failure:
                 save_failed(failure)
                 return False
@@ -286,10 +301,10 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def start_snapshot(at: int, after: int) -> None:
         try:
-            snapshots.start(at, state, {"position": after})
+            snapshots.start(at, everything(), {"position": after})
         except SaveFailed as failure:  # of the one before, which the pool had to wait for
             save_failed(failure)
-            snapshots.start(at, state, {"position": after})
+            snapshots.start(at, everything(), {"position": after})
 
     def finish_snapshot(grads: Any) -> None:
         """The copy that was started at the step boundary is handed to the writer; called before the state it copied is donated."""
@@ -321,7 +336,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             loss, accuracy, count, by_source = 0.0, 0.0, 0.0, {}
             for name, share, source in mixing.parts(held_out):
                 totals = [compiled["eval"](state["params"], batch)
-                          for batch in eval_batches(source, batch=s.workload.batch, shardings=shardings, limit=s.eval_batches)]
+                          for batch in eval_batches(source, batch=workload.batch, shardings=shardings, limit=s.eval_batches)]
                 sums = {field: math.fsum(float(t[field]) for t in totals) for field in totals[0]}
                 by_source[name], count = sums["loss_sum"] / sums[unit], count + sums[unit]
                 loss, accuracy = loss + share * by_source[name], accuracy + share * sums.get("correct", 0.0) / sums[unit]
@@ -339,6 +354,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     # ---------------------------------------------------------------- steps
     status = DONE
+    rows: Any = None
     batch: Any = None
     poisoned: Any = None
     loss: Any = None
@@ -349,7 +365,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             watchdog.beat(at + 1, "data")
             faults.before_step(at + 1)
             begin = time.monotonic()
-            position, batch = next(batches)
+            position, rows = next(batches)
             if not flying or flying[-1].metrics["loss"].is_ready():  # type: ignore[attr-defined]
                 log.waited("data", time.monotonic() - begin)
             now, before = batches.epoch_of(position), batches.epoch_of(position - 1) if position else None
@@ -362,6 +378,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             lr = rate_of(at + 1)
             hyper = hyper_of(lr, s.clip)
             watchdog.beat(at + 1, "step")
+            batch = kept.beside(rows) if kept else rows
             if split:
                 loss, grads = compiled["gradients"](state["params"], batch)
                 if snapshots.started:
@@ -370,6 +387,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 del loss, grads  # else they would live beside the next ones
             else:
                 state, metrics = compiled["train"](state, batch, hyper)
+            if kept:
+                kept.offer(rows)
             at += 1
             flying.append(Flying(at, position, lr, metrics))
             settle(AHEAD)
@@ -399,7 +418,9 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             with watchdog.allow(3 * s.watchdog_s, "drain"), log.phase("drain"):
                 await_save()
             reached = at
-            state = batch = poisoned = loss = grads = metrics = None  # the devices hold one state, and that will be the restored one
+            state = rows = batch = poisoned = loss = grads = metrics = None  # the devices hold one state, and that will be the restored one
+            if kept:
+                kept.memory = None
             at, state, position, guard, _ = start_over(below=bad.below)
             first = next_position(position, skip)
             skip = sorted([*skip, (first, bad.position)])
@@ -491,7 +512,7 @@ def next_position(position: int, skip: list[tuple[int, int]]) -> int:
 
 def honest_mfu(s: Settings, step_s: float, log: Log) -> float | None:
     """None where the peak is unknown, and for a time that no device can have taken: then the clock is wrong, not the device fast."""
-    found = mfu(s.workload, s.topology, step_s, dtype=s.plan.compute) if step_s else None
+    found = mfu(s.program_workload, s.topology, step_s, dtype=s.plan.compute) if step_s else None
     if found is not None and found > 1:
         log.event("impossible", step_s=step_s, mfu=found)
         return None
@@ -508,7 +529,7 @@ def check_same_data(found: Restored, fingerprint: str, s: Settings) -> None:
 def compare_with_prediction(s: Settings, compiled: dict[str, Any], programs: step.Programs, step_s: float, log: Log) -> None:
     """After warm-up: what the compiler and the speed model said beside what the devices did."""
     memory = measured.memory(compiled)
-    predicted_s = measured.predicted_step_s(compiled, s.topology, programs.mesh, model_flops(s.workload))
+    predicted_s = measured.predicted_step_s(compiled, s.topology, programs.mesh, model_flops(s.program_workload))
     log.event("memory", **memory)
     log.event("step_time", predicted_s=predicted_s, measured_s=step_s, backend=memory["backend"])
     if memory["measured_bytes"] is not None and memory["predicted_bytes"] is not None:

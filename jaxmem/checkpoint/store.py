@@ -166,8 +166,9 @@ class Store:
         """Committed steps, ascending. What Orbax has not finished is not among them."""
         return committed_steps(self.directory)
 
-    def restore(self, abstract: Any, *, step: int | None = None, below: int | None = None) -> Restored | None:
-        """The latest committed step (or `step`, or the latest one under `below`) as arrays with the shardings of `abstract`.
+    def restore(self, abstract: Any | Callable[[Meta], Any], *, step: int | None = None, below: int | None = None) -> Restored | None:
+        """The latest committed step (or `step`, or the latest one under `below`) as arrays with the shardings of `abstract`, which may be
+        a function of the step's meta where that decides shapes.
 
         A step that does not read back to what was written is refused, in every process, and the one before it taken. None: no step.
         """
@@ -190,6 +191,7 @@ class Store:
         path, state, meta, why = self.directory / str(step), None, {}, ""
         try:
             meta = read_meta(path)
+            abstract = abstract(meta) if callable(abstract) else abstract
             check_same(path, abstract)
         except InputError:
             raise  # another model: the same everywhere

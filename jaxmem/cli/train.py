@@ -213,7 +213,8 @@ def read_settings(flags: absl_flags.FlagValues) -> Settings:
         spike=flags.spike, max_rollbacks=flags.max_rollbacks, fault=flags.fault, profile=_profile(flags.profile),
         print_hash=flags.print_hash, elastic=flags.elastic, watchdog_s=flags.watchdog, local_checkpoints=flags.local_checkpoints,
         init_from=flags.init_from, start_from=_start_from(flags.start_from),
-        rehearsal=Rehearsal.parse(flags.rehearsal) if flags.rehearsal else None, started_at=time.time(), skip=_ranges(flags.skip), log=_trackers(flags.log))
+        rehearsal=Rehearsal.parse(flags.rehearsal) if flags.rehearsal else None, started_at=time.time(),
+        skip=_ranges(flags.skip), log=_trackers(flags.log))
 
 
 def _start_from(text: str) -> str:

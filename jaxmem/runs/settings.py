@@ -1,11 +1,12 @@
 """What `jaxmem train` was asked for. No jax."""
 
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxmem.hardware import Topology
 from jaxmem.plan import Plan
+from jaxmem.rehearsal import Rehearsal, shards_of
 from jaxmem.runs.folder import Config
 from jaxmem.schedules import Schedule
 from jaxmem.spec import InputError
@@ -47,9 +48,15 @@ class Settings:
     local_checkpoints: str = ""
     init_from: str = ""
     start_from: str = ""  # RUN[@STEP][,field=value], as runs/start_from.py reads it
+    rehearsal: Rehearsal | None = None
     skip: tuple[tuple[int, int], ...] = ()  # positions of the data that are left out: (first, last)
     log: tuple[str, ...] = ()
     started_at: float | None = None  # unix seconds: when the command began, before it loaded anything
+
+    @property
+    def program_workload(self) -> Workload:
+        """What the programs are built for: the incoming rows and those of the rehearsal buffer."""
+        return replace(self.workload, batch=self.workload.batch + self.rehearsal.r) if self.rehearsal else self.workload
 
     def problems(self) -> list[str]:
         out = []
@@ -92,9 +99,15 @@ class Settings:
                 "seed": self.seed, "eval_every": self.eval_every, "eval_batches": self.eval_batches, "spike": self.spike,
                 "init_from": self.init_from, "skip": [list(pair) for pair in self.skip], "checkpoint_every": self.checkpoint_every,
                 "keep": self.keep, "snapshot": self.snapshot, "max_rollbacks": self.max_rollbacks, "fault": self.fault,
-                "elastic": self.elastic} | ({"start_from": self.start_from} if self.start_from else {})
+                "elastic": self.elastic} | ({"start_from": self.start_from} if self.start_from else {}) | (
+                    {"rehearsal": str(self.rehearsal)} if self.rehearsal else {})
 
 
 def check(settings: Settings) -> None:
-    if problems := settings.problems() + settings.plan.problems(settings.workload, settings.topology):
+    problems = settings.problems()
+    if settings.rehearsal:
+        problems += settings.rehearsal.problems(batch=settings.workload.batch, shards=shards_of(settings.plan))
+    if not problems or not settings.rehearsal:  # the same rows would be complained of twice
+        problems += settings.plan.problems(settings.program_workload, settings.topology)
+    if problems:
         raise InputError("\n".join(problems))

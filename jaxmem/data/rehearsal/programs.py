@@ -24,6 +24,7 @@ from jaxmem.data.rehearsal.buffer import Fields, insert_into
 from jaxmem.data.rehearsal.exchange import Unequal, exchange
 from jaxmem.rehearsal import Rehearsal
 from jaxmem.rules import BATCH_AXES
+from jaxmem.sharding import with_sharding
 from jaxmem.spec import InputError
 from jaxmem.step import Program, make_program
 
@@ -107,18 +108,21 @@ def shards_on(mesh: Mesh) -> int:
     return int(np.prod([mesh.shape[a] for a in batch_axes(mesh)], dtype=np.int64))
 
 
-def abstract(rehearsal: Rehearsal, fields: Fields, mesh: Mesh) -> Tree:
-    """The tree as ShapeDtypeStructs with shardings: what a checkpoint is restored into."""
-    shards, k, slots = shards_on(mesh), rehearsal.classes, rehearsal.slots(shards_on(mesh))
-    steps, own = rehearsal.every, rehearsal.r // shards
+def shapes(rehearsal: Rehearsal, shards: int, fields: Fields) -> Tree:
+    """The tree's shapes on any number of shards."""
+    k, slots, steps, own = rehearsal.classes, rehearsal.slots(shards), rehearsal.every, rehearsal.r // shards
     counts, scalar = jax.ShapeDtypeStruct((shards, k), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-    shapes = {
+    return {
         "buffer": {"rows": {name: jax.ShapeDtypeStruct((shards, k, slots, *shape), dtype) for name, (shape, dtype) in fields.items()},
                    "filled": counts, "seen": counts},
         "staged": {"rows": {name: jax.ShapeDtypeStruct((shards, steps, own, *shape), dtype) for name, (shape, dtype) in fields.items()},
                    "weights": jax.ShapeDtypeStruct((shards, steps, own), jnp.float32)},
         "key": jax.ShapeDtypeStruct((2,), jnp.uint32), "inserts": scalar, "draws": scalar}
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(fields, mesh, rehearsal))
+
+
+def abstract(rehearsal: Rehearsal, fields: Fields, mesh: Mesh) -> Tree:
+    """The tree as ShapeDtypeStructs with shardings: what a checkpoint is restored into."""
+    return jax.tree.map(with_sharding, shapes(rehearsal, shards_on(mesh), fields), shardings(fields, mesh, rehearsal))
 
 
 def shardings(fields: Fields, mesh: Mesh, rehearsal: Rehearsal) -> Tree:
