@@ -18,6 +18,7 @@ VERBS = {
     "train": "run what was checked, and survive: data, checkpoints, faults, resume",
     "meta-train": "find the numbers of a learned optimizer on small tasks",
     "export": "a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own",
+    "pack": "how small runs share devices: one program for many, parts, MIG slices; how many fit",
     "diff": "what changed between two checks",
     "runs": "the runs of a folder: list them, or compare some side by side",
     "results": "records of experiments: list, filter, arrange, export as CSV",

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmem import schedules, step
 from jaxmem.colocate import parts, vmapped
-from jaxmem.data import Batches, open_data
+from jaxmem.data import Batches, open_for
 from jaxmem.data.batches import eval_batches
 from jaxmem.data.rows import Data
 from jaxmem.hardware import Topology
@@ -82,8 +82,8 @@ def train_many(workload: Workload, plan: Plan, topology: Topology, runs: Sequenc
     one_after_another: each run has the plan's devices, the first of the topology, to itself; compiled once.
     """
     check(plan, runs, how=how, steps=steps, workload=workload)
-    train = open_data(data, seq=workload.seq, vocab=workload.model.vocab, split="train")
-    held_out = open_data(data, seq=workload.seq, vocab=workload.model.vocab, split="eval") if eval_rows else None
+    train = open_for(workload, data, split="train")
+    held_out = open_for(workload, data, split="eval") if eval_rows else None
     losses: dict[int, list[float]] = {i: [] for i in range(len(runs))}
     evals: dict[int, float] = {}
     times, setup_s, memory = [], 0.0, None
