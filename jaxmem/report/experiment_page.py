@@ -19,7 +19,7 @@ from jaxmem.report.page import page
 from jaxmem.report.units import UNKNOWN, byte_unit, bytes_text, count_text, percent_text, seconds_text
 from jaxmem.tabulate import Interval, interval, row
 
-Unit = Literal["bytes", "seconds", "flops", "count", "percent", "times", "words"]
+Unit = Literal["bytes", "seconds", "flops", "count", "percent", "times", "loss", "words"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,8 @@ def number_text(value: float | None, unit: Unit) -> str:
         return bytes_text(round(value))
     if unit == "times":
         return f"{value:.2f}x"
+    if unit == "loss":
+        return f"{value:.3f}"
     if unit == "flops" and value:
         name, size = axis_unit(unit, abs(value))
         return f"{value / size:.3g} {name}"
