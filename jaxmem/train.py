@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem import schedules, spec, step
+from jaxmem import schedules, step
 from jaxmem.checkpoint import lazy
 from jaxmem.checkpoint.digest import digests
 from jaxmem.checkpoint.formats import config_of, read_into
@@ -105,9 +105,8 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     with watchdog.allow(slow_s, "data"):
         data = open_for(s.workload, s.data, split="train")
         held_out = open_for(s.workload, s.data, split="eval") if s.eval_every else None
-    if s.init_from and config_of(s.init_from)[1] != s.workload.model:
-        raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: "
-                         f"{differences(config_of(s.init_from)[1], s.workload.model)}")
+    if s.init_from and (other := differences(config_of(s.init_from)[1], s.workload.model)):
+        raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: {other}")
     start_from = parse_start(s.start_from) if s.start_from else None
     if start_from and not agreed(lambda: committed_steps(folder.checkpoints)):  # what refuses it is said before anything is compiled
         start_module.find(start_from, s.workload, s.schedule)

@@ -1,16 +1,18 @@
-"""`config.json` of a folder <-> `DecoderConfig`. What a decoder here cannot compute is refused by name. No jax.
+"""`config.json` of a folder <-> a model's config. What a decoder here cannot compute is refused by name. No jax.
+
+The Hugging Face layouts are of decoders; jaxmem's own holds every model, and says in `architecture` which where it is no decoder.
 
 Defaults are those of the reference's configuration classes, for files leave out what equals them. Fields that change nothing of the
 forward pass (dropout, token ids, initialisers, caching) are not looked at.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem import spec
 from jaxmem.checkpoint.formats.layouts import LAYOUTS, OWN
-from jaxmem.models.configs import MODELS, DecoderConfig, problems
+from jaxmem.models.configs import DECODERS, MODELS, DecoderConfig, MlpConfig, ModelConfig, VitConfig, problems
 from jaxmem.spec import InputError, nearest
 
 Json = Mapping[str, Any]
@@ -24,6 +26,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen3": {"use_sliding_window": False, "attention_bias": False},
     "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 }
+ARCHITECTURES: dict[str, type[ModelConfig]] = {"decoder": DecoderConfig, "mlp": MlpConfig, "vit": VitConfig}
 REQUIRED = object()
 
 
@@ -53,7 +56,7 @@ class Fields:
             self.problems.append(f"{name}={_said(found)} is not supported, only {_said(value)}")
 
 
-def from_json(values: Json, where: str) -> tuple[str, DecoderConfig]:
+def from_json(values: Json, where: str) -> tuple[str, ModelConfig]:
     """(layout, config). Raises InputError with every field that is missing, wrong, or means something that jaxmem does not compute."""
     layout, config, found = _understood(values, where)
     found = found or problems(config)
@@ -62,7 +65,7 @@ def from_json(values: Json, where: str) -> tuple[str, DecoderConfig]:
     return layout, config
 
 
-def to_json(layout: str, config: DecoderConfig, *, dtype: str, max_positions: int | None = None) -> dict[str, Any]:
+def to_json(layout: str, config: ModelConfig, *, dtype: str, max_positions: int | None = None) -> dict[str, Any]:
     """What `config.json` says. `dtype` is f32, bf16 or f16; `max_positions` the longest sequence, for models whose positions have no table.
 
     Raises InputError with every field of `config` that `layout` has no word for, and the layouts that have.
@@ -75,39 +78,52 @@ def to_json(layout: str, config: DecoderConfig, *, dtype: str, max_positions: in
     return _written(layout, config) | _extra(layout, config, dtype, max_positions)
 
 
-def not_held(layout: str, config: DecoderConfig) -> list[str]:
+def not_held(layout: str, config: ModelConfig) -> list[str]:
     """`field=value` of everything in `config` that would be another after writing and reading."""
+    if layout != OWN and not isinstance(config, DecoderConfig):
+        return [f"classes={config.classes}"]
     _, back, found = _understood(_written(layout, config), layout)
     return found or spec.differences(relevant(config), relevant(back))
 
 
-def model_text(config: DecoderConfig) -> str:
+def differences(found: ModelConfig, wanted: ModelConfig) -> str:
+    """In what `found` is not `wanted`, as far as anything reads it; empty where it is."""
+    if type(found) is not type(wanted):
+        return model_text(found)
+    return ", ".join(spec.differences(relevant(found), relevant(wanted)))
+
+
+def model_text(config: ModelConfig) -> str:
     """The shortest `preset,field=value` that is `config`, as `--model` takes it."""
-    texts = [",".join([name, *spec.differences(config, preset)]) for name, preset in MODELS.items()]
+    texts = [",".join([name, *spec.differences(config, preset)]) for name, preset in MODELS.items() if type(preset) is type(config)]
     return min(texts, key=lambda text: (text.count(","), len(text)))
 
 
 # ---------------------------------------------------------------- reading
 
-def _understood(values: Json, where: str) -> tuple[str, DecoderConfig, list[str]]:
+def _understood(values: Json, where: str) -> tuple[str, ModelConfig, list[str]]:
     """(layout, config, problems of the fields)."""
     fields = Fields(values)
     layout = fields.take("model_type", str)
     if not fields.problems and layout not in LAYOUTS:
         raise InputError(f"{where}: model_type={layout!r} is not supported{nearest(layout, LAYOUTS)}")
     if fields.problems:
-        return layout, MODELS["decoder-tiny"], fields.problems
-    read = _own if layout == OWN else _gpt2 if layout == "gpt2" else _llama
+        return layout, DECODERS["decoder-tiny"], fields.problems
+    read: Callable[[str, Fields], ModelConfig] = _own if layout == OWN else _gpt2 if layout == "gpt2" else _llama
     config = read(layout, fields)
     return layout, config, fields.problems
 
 
-def _own(layout: str, fields: Fields) -> DecoderConfig:
-    names = {f.name for f in dataclasses.fields(DecoderConfig)}
+def _own(layout: str, fields: Fields) -> ModelConfig:
+    which = fields.take("architecture", str, "decoder")
+    if which not in ARCHITECTURES:
+        fields.problems.append(f"architecture={which!r} is not supported{nearest(which, ARCHITECTURES)}")
+    config = ARCHITECTURES.get(which, DecoderConfig)
+    names = {f.name for f in dataclasses.fields(config)}
     texts = [f"{name}={spec.show(value)}" for name, value in fields.values.items() if name in names]
-    fields.problems += [f"{f.name} is missing" for f in dataclasses.fields(DecoderConfig)
+    fields.problems += [f"{f.name} is missing" for f in dataclasses.fields(config)
                         if f.default is dataclasses.MISSING and f.name not in fields.values]
-    return MODELS["decoder-tiny"] if fields.problems else DecoderConfig(**spec.fields_from(DecoderConfig, texts, OWN))  # type: ignore[arg-type]
+    return DECODERS["decoder-tiny"] if fields.problems else config(**spec.fields_from(config, texts, OWN))  # type: ignore[arg-type]
 
 
 def _plain(layout: str, fields: Fields) -> None:
@@ -181,10 +197,12 @@ def _gpt2(layout: str, fields: Fields) -> DecoderConfig:
 
 # ---------------------------------------------------------------- writing
 
-def _written(layout: str, c: DecoderConfig) -> dict[str, Any]:
+def _written(layout: str, c: ModelConfig) -> dict[str, Any]:
     """The fields that `from_json` reads."""
     if layout == OWN:
-        return {"model_type": OWN, **dataclasses.asdict(c)}
+        which = next(name for name, config in ARCHITECTURES.items() if isinstance(c, config))
+        return {"model_type": OWN, **({} if which == "decoder" else {"architecture": which}), **dataclasses.asdict(c)}
+    assert isinstance(c, DecoderConfig)  # `not_held` says so before
     spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     if layout == "gpt2":
         return {"model_type": layout, "vocab_size": c.vocab, "n_positions": c.max_positions, "n_embd": c.embed, "n_layer": c.layers,
@@ -204,9 +222,9 @@ def _written(layout: str, c: DecoderConfig) -> dict[str, Any]:
     return values | ({"attention_bias": c.bias == "all", "mlp_bias": c.bias == "all"} if layout == "llama" else {})
 
 
-def _extra(layout: str, c: DecoderConfig, dtype: str, max_positions: int | None) -> dict[str, Any]:
+def _extra(layout: str, c: ModelConfig, dtype: str, max_positions: int | None) -> dict[str, Any]:
     """What other readers want besides. Token ids are null: the reference's defaults are another tokenizer's."""
-    if layout == OWN:
+    if layout == OWN or not isinstance(c, DecoderConfig):
         return {"dtype": dtype}
     if layout != "gpt2" and c.rope_scaling == "llama3":  # what it is scaled for
         max_positions = max(round(c.rope_factor * c.rope_original_positions), max_positions or 0)
@@ -214,8 +232,10 @@ def _extra(layout: str, c: DecoderConfig, dtype: str, max_positions: int | None)
     return {"architectures": [CLASSES[layout]], "torch_dtype": DTYPES[dtype], "bos_token_id": None, "eos_token_id": None, **lengths}
 
 
-def relevant(c: DecoderConfig) -> DecoderConfig:
+def relevant(c: ModelConfig) -> ModelConfig:
     """Without settings that nothing reads, such as a rope factor where nothing is scaled."""
+    if not isinstance(c, DecoderConfig):
+        return c
     unread: set[str] = set()
     if c.positions == "learned":
         unread |= {"rope_theta", "rope_scaling"}

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from jaxmem.models.configs import DecoderConfig, parameter_shapes
+from jaxmem.models.configs import ModelConfig, parameter_shapes
 
 LAYER = "{layer}"
 
@@ -135,7 +135,7 @@ class Place:
         return self.tensor.replace(LAYER, str(layer))
 
 
-def places(layout: str, config: DecoderConfig) -> dict[str, Place]:
+def places(layout: str, config: ModelConfig) -> dict[str, Place]:
     """Where every parameter of `config` lies; KeyError for one that `layout` has no place for."""
     found = {}
     for path, (shape, dims) in parameter_shapes(config).items():

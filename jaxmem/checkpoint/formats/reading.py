@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem import spec
 from jaxmem.checkpoint.formats import config_json, turning
 from jaxmem.checkpoint.formats.folder import DTYPES, Folder, Index, read_json
 from jaxmem.checkpoint.formats.layouts import HUGGING_FACE, Place, by_layer, expected, places
-from jaxmem.models.configs import DecoderConfig
+from jaxmem.models.configs import DecoderConfig, ModelConfig
 from jaxmem.optim.dims import flatten
 from jaxmem.spec import InputError
 
@@ -25,7 +24,7 @@ Params = dict[str, Any]
 ROWS = 1024  # of a matrix, at a time
 
 
-def config_of(folder: pathlib.Path | str) -> tuple[str, DecoderConfig]:
+def config_of(folder: pathlib.Path | str) -> tuple[str, ModelConfig]:
     """(layout, config) that the folder's config.json describes."""
     path = pathlib.Path(folder)
     if not path.is_dir():
@@ -33,7 +32,7 @@ def config_of(folder: pathlib.Path | str) -> tuple[str, DecoderConfig]:
     return config_json.from_json(read_json(path / "config.json"), str(path / "config.json"))
 
 
-def read(folder: pathlib.Path | str, config: DecoderConfig | None = None) -> tuple[DecoderConfig, Params]:
+def read(folder: pathlib.Path | str, config: ModelConfig | None = None) -> tuple[ModelConfig, Params]:
     """(config, params): params as nested dicts of NumPy arrays in the stored dtype, blocks stacked over layers.
 
     Beyond the result the host holds one layer's tensor. Raises InputError where `config` is given and another model is there, and with
@@ -45,7 +44,7 @@ def read(folder: pathlib.Path | str, config: DecoderConfig | None = None) -> tup
         return found, nested({path: _part(files, place, (slice(None),) * len(place.shape), None) for path, place in placed.items()})
 
 
-def read_into(folder: pathlib.Path | str, config: DecoderConfig, targets: Any, *, on_read: Callable[[int], None] | None = None) -> Params:
+def read_into(folder: pathlib.Path | str, config: ModelConfig, targets: Any, *, on_read: Callable[[int], None] | None = None) -> Params:
     """Params as arrays with the shardings and dtypes of `targets` (nested dicts of `ShapeDtypeStruct`s, as `step.build` gives them).
 
     A process reads each slice that its devices hold once; beyond the arrays the host holds one parameter's slices.
@@ -117,13 +116,14 @@ def _part(files: Folder, place: Place, index: Index, dtype: np.dtype | None) -> 
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path, layout: str, config: DecoderConfig) -> Iterator[tuple[Folder, dict[str, Place]]]:
+def _opened(path: pathlib.Path, layout: str, config: ModelConfig) -> Iterator[tuple[Folder, dict[str, Place]]]:
     """The files, and the place of every parameter, once every tensor that is needed is there as expected and no other is."""
     described, placed = HUGGING_FACE.get(layout), places(layout, config)
     with Folder(path, described) as files:
         want, have = expected(placed), files.tensors
         extra = [name for name in have if name not in want and not (described and described.ignored.fullmatch(name))]
-        if config.tied and "lm_head.weight" in extra and _equal(files, "lm_head.weight", placed["embed"].tensor):
+        tied = isinstance(config, DecoderConfig) and config.tied
+        if tied and "lm_head.weight" in extra and _equal(files, "lm_head.weight", placed["embed"].tensor):
             extra.remove("lm_head.weight")
         found = [f"missing: {line}" for line in by_layer([name for name in want if name not in have])]
         found += [f"not expected: {line}" for line in by_layer(extra)]
@@ -145,6 +145,6 @@ def _equal(files: Folder, one: str, other: str) -> bool:
     return all(files.take(one, row).tobytes() == files.take(other, row).tobytes() for row in rows)
 
 
-def _same(path: pathlib.Path, found: DecoderConfig, config: DecoderConfig | None) -> None:
-    if config is not None and (other := spec.differences(config_json.relevant(found), config_json.relevant(config))):
-        raise InputError(f"{path} holds another model, with {', '.join(other)}; as --model={config_json.model_text(found)} it can be read")
+def _same(path: pathlib.Path, found: ModelConfig, config: ModelConfig | None) -> None:
+    if config is not None and (other := config_json.differences(found, config)):
+        raise InputError(f"{path} holds another model, with {other}; as --model={config_json.model_text(found)} it can be read")

@@ -21,7 +21,7 @@ import numpy as np
 from jaxmem.checkpoint.formats import config_json, turning
 from jaxmem.checkpoint.formats.folder import INDEX, SINGLE
 from jaxmem.checkpoint.formats.layouts import Place, places
-from jaxmem.models.configs import DecoderConfig, parameter_shapes
+from jaxmem.models.configs import ModelConfig, parameter_shapes
 from jaxmem.optim.dims import flatten
 from jaxmem.spec import InputError, nearest
 
@@ -47,7 +47,7 @@ class Slot:
     shape: tuple[int, ...]
 
 
-def write(folder: pathlib.Path | str, config: DecoderConfig, params: Any, *, layout: str, dtype: str | None = None,
+def write(folder: pathlib.Path | str, config: ModelConfig, params: Any, *, layout: str, dtype: str | None = None,
           max_positions: int | None = None, file_bytes: int = FILE_BYTES) -> pathlib.Path:
     """Writes `params` (nested dicts of NumPy arrays, of JAX arrays that this process can see whole, or of `Later`) as a new `folder`,
     which appears when it is complete.
@@ -173,7 +173,7 @@ def _stored(place: Place, value: np.ndarray) -> np.ndarray:
     return value.reshape(*([] if len(place.groups) == 1 else [-1]), columns)
 
 
-def _unlike(flat: Mapping[str, Any], config: DecoderConfig) -> list[str]:
+def _unlike(flat: Mapping[str, Any], config: ModelConfig) -> list[str]:
     shapes = {path: shape for path, (shape, _) in parameter_shapes(config).items()}
     return [f"{path}: {list(flat[path].shape) if path in flat else 'absent'}, the model has {list(shapes.get(path, ())) or 'none'}"
             for path in sorted({*flat, *shapes}) if path not in flat or flat[path].shape != shapes.get(path)]
