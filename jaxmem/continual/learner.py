@@ -62,7 +62,7 @@ def learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.Gr
 
 def _learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.GradientTransformation, mesh: Mesh, batch: int, epochs: int,
            seed: int, shardings: Callable[[Any], Any] | None) -> Outcome:
-    key = jax.random.key(seed)
+    key, fisher_key = jax.random.split(jax.random.key(seed))
     whole = NamedSharding(mesh, P())
     struct = jax.eval_shape(model.init, key)
     placed = shardings(struct) if shardings else jax.tree.map(lambda _: whole, struct)
@@ -101,7 +101,7 @@ def _learn(model: Classifier, tasks: Sequence[Task], method: Method, tx: optax.G
         losses.append(float(loss))
         accuracy[i] = [evaluate(state.params, one.test) for one in tasks]
         if method.ewc and i < len(tasks) - 1:
-            found = fisher_diagonal(model, state.params, *task.train, kind=method.fisher, mesh=mesh, key=jax.random.fold_in(key, -1 - i))
+            found = fisher_diagonal(model, state.params, *task.train, kind=method.fisher, mesh=mesh, key=jax.random.fold_in(fisher_key, i))
             state = state._replace(opt_state=ewc.consolidate(state.opt_state, state.params, found))
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state.buffer) if hasattr(leaf, "nbytes"))
     return Outcome(accuracy=accuracy, before=before, steps=tuple(steps), train_s=tuple(seconds), losses=tuple(losses), buffer_bytes=held,
