@@ -4,6 +4,7 @@ A Pallas kernel is opaque to the compiler, which gives no estimate of it. Its ca
 and (splash attention) its block sizes.
 """
 import json
+import math
 import re
 
 from jaxmem.cost.kernels import Kernel, KernelCost, attention_kernels
@@ -16,18 +17,19 @@ _BLOCKS = {"forward": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq
 def attention_work(computation: Computation, instruction: Instruction) -> KernelCost | None:
     """Work of a splash attention call on one device, mapped over its batch; None for any other custom call.
 
-    Of the operands, q [B, N, S, H] is the first with four dims (three without a batch) and k the second. The mask's table of
-    blocks, [heads or 1, query blocks, steps], says how many blocks of keys a query block visits at most, and so the window.
+    Of the operands, q [B, N, S, H] is the first with four dims (three without a batch, five where runs are stacked before it) and k the
+    second. The mask's table of blocks, [heads or 1, query blocks, steps], says how many blocks of keys a query block visits at most, and
+    so the window.
     """
     name = re.search(r"splash_m[hq]a_(fwd|dkv|dq)", instruction.name + " " + (instruction.op_name or ""))
     if instruction.custom_call_target != "tpu_custom_call" or name is None:
         return None
     operands = [computation.by_name[operand].shape for operand in instruction.operands]
-    arrays = [shape for shape in operands if shape.dtype in ("bf16", "f32", "f16") and len(shape.dims) in (3, 4)]
+    arrays = [shape for shape in operands if shape.dtype in ("bf16", "f32", "f16") and 3 <= len(shape.dims) <= 5]
     if len(arrays) < 2:
         return None
     q, k = arrays[0], arrays[1]
-    batch = q.dims[0] if len(q.dims) == 4 else 1
+    batch = math.prod(q.dims[:-3])
     heads, seq, head_dim = q.dims[-3:]
     kv_heads = k.dims[-3]
     which = _PASSES[name.group(1)]
