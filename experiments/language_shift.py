@@ -16,7 +16,6 @@ Replay is the share of rows that come from the old text in phase two.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -118,7 +117,7 @@ def phase_one(point: Point, *, schedule: str) -> pathlib.Path:
     from jaxmem.targets import cache
 
     words = [point.workload, point.topology, point.plan, point.seed, {**point.settings, "method": schedule, "replay": 0},
-             environment.versions(), cache.source_hash()]
+             environment.versions()]
     out = cache.root() / "language_shift" / hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]
     while True:
         try:
@@ -222,7 +221,8 @@ def lead(lines: Sequence[Line]) -> str:
 def replay_curve(lines: Sequence[Line], *, alone: bool) -> str:
     own = [line for line in lines if line["method"].value == "rewarm"]
     joint = next((line for line in lines if line["method"].value == "joint"), None)
-    curves = [experiment_curve.Curve(name=f"{which} text", values=[line[f"{which}_loss"].value for line in own]) for which in ("old", "new")]
+    curves = [experiment_curve.Curve(name=f"{which} text", values=[line[f"{which}_loss"].value for line in own])
+              for which in ("old", "new")]
     if joint:
         curves += [experiment_curve.Curve(name=f"{which} text, joint", values=[joint[f"{which}_loss"].number] * len(own), dashed=True)
                    for which in ("old", "new")]

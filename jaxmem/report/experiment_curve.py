@@ -40,7 +40,8 @@ def drawing(title: str, setting: str, places: Sequence[str], head: str, curves: 
     height = top + HEIGHT + BELOW
     scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
-            f'role="img" class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}.dash{{stroke-dasharray:6 4}}</style>{"".join(parts)}</svg>\n')
+            f'role="img" class="figure" aria-label="{text(title)}">'
+            f'<style>{scheme}{STYLE}.dash{{stroke-dasharray:6 4}}</style>{"".join(parts)}</svg>\n')
 
 
 def _axes(setting: str, places: Sequence[str], head: str, up: Range) -> list[Markup]:
