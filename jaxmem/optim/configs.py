@@ -33,7 +33,8 @@ class OptimizerConfig:
     newton_schulz_steps: int = 5  # muon
     rule: LearnedRule = "celo"  # learned
     weights: str | None = None  # learned: a file of the rule's numbers (.npz or .json); None: untrained
-    chunk: int = 2**18  # learned: elements of a tensor (over all devices) that are worked on at a time
+    # learned: elements of a tensor (over all devices) that are worked on at a time; None: 2**18 on CPU, all on TPU and GPU
+    chunk: int | None = None
 
 
 OPTIMIZERS: dict[str, OptimizerConfig] = {

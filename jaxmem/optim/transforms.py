@@ -1,5 +1,7 @@
 """`OptimizerConfig` -> optax transformation with unit learning rate: the step multiplies its updates by the rate given at run time."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,15 +11,18 @@ from jaxmem.optim.configs import LEARNED_WEIGHTS, OptimizerConfig
 from jaxmem.optim.learned import weights as learned_weights
 from jaxmem.optim.learned.celo import scale_by_celo
 from jaxmem.optim.learned.nominal import scale_by_small_fc_nominal
+from jaxmem.optim.learned.rule import CHUNK
 from jaxmem.optim.learned.small_fc import scale_by_small_fc
 
 Dims = dict  # nested like the parameters, each leaf a tuple of dim names
+Kind = Literal["cpu", "tpu", "gpu"]
 
 _MATRIX_INPUT = {"embed", "mlp", "heads", "kv_heads", "head_dim"}
 
 
-def build(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationExtraArgs:
-    """The transformation for parameters whose dims are named by `dims`. Its updates are for learning rate 1 and already negative."""
+def build(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.GradientTransformationExtraArgs:
+    """The transformation for parameters whose dims are named by `dims`. Its updates are for learning rate 1 and already negative.
+    `kind` of devices decides what is fast, and nothing else."""
     c = config
     moments = jnp.bfloat16 if c.moments == "bf16" else jnp.float32
     decays = jax.tree.map(lambda d: c.decay == "all" or is_matrix(d), dims, is_leaf=is_dims)
@@ -40,22 +45,23 @@ def build(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationEx
                       muon_weight_dimension_numbers=jax.tree.map(matrix_of, dims, is_leaf=is_dims))
         case "learned":
             decay = optax.add_decayed_weights(c.weight_decay, mask=decays) if c.weight_decay else optax.identity()
-            tx = optax.chain(learned(c, dims), decay, optax.scale(-1.0))
+            tx = optax.chain(learned(c, dims, kind), decay, optax.scale(-1.0))
     return standard_promotion(optax.with_extra_args_support(tx))
 
 
-def learned(config: OptimizerConfig, dims: Dims) -> optax.GradientTransformationExtraArgs:
+def learned(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.GradientTransformationExtraArgs:
     """The learned rule, its weights in its state, so that no program's text depends on what is in a file: `init` makes the untrained
     ones where no file is named, and NaN where one is, until `with_trained_weights` puts the file's in their place."""
     make = {"small_fc": scale_by_small_fc, "small_fc_nominal": scale_by_small_fc_nominal, "celo": scale_by_celo}[config.rule]
     stacked = jax.tree.map(lambda d: d.count("layers"), dims, is_leaf=is_dims)
+    chunk = CHUNK if config.chunk is None and kind == "cpu" else config.chunk
 
     def start() -> learned_weights.Weights:
         if config.weights is None:
             learned_weights.warn_untrained(config.rule)
             return learned_weights.initial(config.rule, jax.random.key(0))
         return {name: jnp.full(shape, jnp.nan, jnp.float32) for name, shape in LEARNED_WEIGHTS[config.rule].items()}
-    return learned_weights.carrying(lambda w: make(w, stacked=stacked, moments=config.moments, chunk=config.chunk), start)
+    return learned_weights.carrying(lambda w: make(w, stacked=stacked, moments=config.moments, chunk=chunk, fenced=kind == "gpu"), start)
 
 
 def with_trained_weights(opt_state: optax.OptState, config: OptimizerConfig) -> optax.OptState:

@@ -65,12 +65,12 @@ def probe(shapes, channel):
 
 
 @functools.cache
-def steps_of(rule, chunk):
+def steps_of(rule, chunk, fenced=False):
     """One compiled function: (weights, params, gradients) -> the steps, stacked; the parameters stay. 40 cuts the larger tensors."""
     make = {"small_fc": scale_by_small_fc, "celo": scale_by_celo}[rule]
 
     def steps(weights, params, gradients):
-        tx = make(weights, stacked=STACKED, chunk=chunk)
+        tx = make(weights, stacked=STACKED, chunk=chunk, fenced=fenced)
 
         def one(state, g):
             u, state = tx.update(g, state, params)
@@ -118,12 +118,12 @@ def test_every_feature_of_celo():
             close(got[name], np.stack(want), 2e-5)
 
 
-@pytest.mark.parametrize("chunk", [40, 2**18], ids=["in blocks", "whole"])
-def test_small_fc_step_by_step(chunk):
+@pytest.mark.parametrize(("chunk", "fenced"), [(40, False), (None, False), (None, True)], ids=["in blocks", "whole", "fenced"])
+def test_small_fc_step_by_step(chunk, fenced):
     """Random weights and decay offsets: every step of every tensor, layers of a stack each a tensor of its own."""
     params, *gradients = trees(3)
     weights = random_weights("small_fc")
-    steps = steps_of("small_fc", chunk)(weights, params, gradients)
+    steps = steps_of("small_fc", chunk, fenced)(weights, params, gradients)
     for name in SHAPES:
         own = tensors_of(lambda shape: published.small_fc_tensor(shape, weights), name)
         for t, (g, step) in enumerate(zip(gradients, steps[name], strict=True)):

@@ -22,12 +22,13 @@ WIDEST_SPLIT = 128
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How a tensor [layers, *shape] is cut: `layers` x `k` blocks, or one where `whole`."""
+    """How a tensor [layers, *shape] is cut: `layers` x `k` blocks, or one where `whole`, kept apart from the rest where `fenced`."""
 
     shape: tuple[int, ...]
     layers: int
     k: int
     whole: bool
+    fenced: bool = False
 
     def cut(self, x: jax.Array) -> jax.Array:
         """[A, layers, rows, ...] -> [A, layers, rows / k, k, ...]; a dim of one stays."""
@@ -44,7 +45,11 @@ class Blocks:
         `read` and `write` are trees of cut arrays; every block of `write` is replaced, in place. Returns (`write`, sums [sums, layers]).
         """
         if self.whole:
+            if self.fenced:
+                read, write = lax.optimization_barrier((read, write))
             write, found = body(read, write)
+            if self.fenced:
+                write, found = lax.optimization_barrier((write, found))
             return write, jnp.zeros((sums, self.layers), jnp.float32) if found is None else found
 
         def take(x: jax.Array, layer: jax.Array, j: jax.Array) -> jax.Array:
@@ -65,11 +70,11 @@ class Blocks:
         return lax.fori_loop(0, self.layers * self.k, round_, (write, jnp.zeros((sums, self.layers), jnp.float32)))
 
 
-def blocks(shape: tuple[int, ...], layers: int, chunk: int) -> Blocks:
-    """Blocks of at most `chunk` elements, where the rows of [layers, *shape] allow it."""
+def blocks(shape: tuple[int, ...], layers: int, chunk: int | None, *, fenced: bool = False) -> Blocks:
+    """Blocks of at most `chunk` elements, where the rows of [layers, *shape] allow it; None: one block."""
     size = math.prod(shape)
-    if size * layers <= chunk:
-        return Blocks(shape, layers, 1, True)
+    if chunk is None or size * layers <= chunk:
+        return Blocks(shape, layers, 1, True, fenced)
     k = 1
     if len(shape) > 1 and size > chunk:  # a vector stays whole: lines along the last dim have a scale each
         rows = shape[0]

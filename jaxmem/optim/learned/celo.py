@@ -43,6 +43,6 @@ def celo_rule() -> Rule:
 
 
 def scale_by_celo(weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-                  chunk: int = CHUNK) -> optax.GradientTransformationExtraArgs:
+                  chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
     """`weights`: see `weights.py`; other arguments: see `rule.scale_by`."""
-    return scale_by(celo_rule(), weights, stacked=stacked, moments=moments, chunk=chunk)
+    return scale_by(celo_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced)

@@ -47,6 +47,7 @@ def nominal_step(nominal: Nominal, step_size: float, controller: Literal["none",
 
 def scale_by_small_fc_nominal(weights: Weights, *, nominal: Nominal = "adam_aggregated", step_size: float = 1e-3,
                               controller: Literal["none", "learned"] = "none", stacked: Any = None, moments: Moments = "f32",
-                              chunk: int = CHUNK) -> optax.GradientTransformationExtraArgs:
+                              chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
     """`step_size` is of the nominal step; arguments after `controller`: see `rule.scale_by`."""
-    return scale_by(small_fc_rule(nominal_step(nominal, step_size, controller)), weights, stacked=stacked, moments=moments, chunk=chunk)
+    return scale_by(small_fc_rule(nominal_step(nominal, step_size, controller)), weights, stacked=stacked, moments=moments, chunk=chunk,
+                    fenced=fenced)

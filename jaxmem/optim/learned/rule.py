@@ -27,7 +27,10 @@ from jaxmem.optim.learned.features import Channels, Seen
 
 Weights = dict[str, jax.Array]
 
-CHUNK = 2**18  # elements of a block
+# Elements of a block, for CPUs: what a block makes on the way stays in their caches. TPUs and GPUs want tensors whole (chunk=None):
+# their compilers fuse what would be made on the way, and a loop of small blocks leaves them idle. GPUs want them fenced, too: XLA
+# otherwise writes each pass as one kernel that takes minutes to compile.
+CHUNK = 2**18
 
 # (network outputs, seen, count) -> step, for one block
 StepOf = Callable[[list[jax.Array], Seen, jax.Array], jax.Array]
@@ -74,10 +77,11 @@ class Leaf(NamedTuple):
 
 
 def scale_by(rule: Rule, weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-             chunk: int = CHUNK) -> optax.GradientTransformationExtraArgs:
+             chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
     """The steps of `rule`, to be subtracted: chain `optax.scale_by_learning_rate` and weight decay behind it.
 
     `stacked` is a tree like the parameters with 1 where the first dim counts layers, each a tensor of its own (None: nowhere).
+    `chunk` and `fenced` are about speed alone; see `CHUNK`.
     `update` needs the parameters, and the loss neither as `value` nor otherwise. Every array is made as the parameter is split.
     """
     layers_of = {jax.tree_util.keystr(path): n for path, n in jax.tree_util.tree_flatten_with_path(stacked)[0]}
@@ -104,7 +108,7 @@ def scale_by(rule: Rule, weights: Weights, *, stacked: Any = None, moments: Mome
                 continue
             stack = layers_of.get(jax.tree_util.keystr(path), 0)
             with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-                out.append(update_leaf(rule, weights, state.steps, g, p, leaf, stack, moments, chunk))
+                out.append(update_leaf(rule, weights, state.steps, g, p, leaf, stack, moments, chunk, fenced))
         new = State(optax.safe_increment(state.steps), *_fields(tree, [leaf for _, leaf in out]))
         return tree.unflatten([u for u, _ in out]), new
 
@@ -133,10 +137,10 @@ def new_leaf(shape: tuple[int, ...], stacked: int, moments: Moments) -> Leaf:
 
 
 def update_leaf(rule: Rule, weights: Weights, count: jax.Array, g: jax.Array, p: jax.Array, leaf: Leaf, stacked: int,
-                moments: Moments, chunk: int) -> tuple[jax.Array, Leaf]:
+                moments: Moments, chunk: int | None, fenced: bool) -> tuple[jax.Array, Leaf]:
     """(step, new state) of one parameter [layers if stacked, *shape]."""
     layers, own = (p.shape[0] if stacked else 1), p.shape[stacked:] or (1,)
-    plan = blocks(own, layers, chunk)
+    plan = blocks(own, layers, chunk, fenced=fenced)
     cut = plan.cut
     along = 2 if len(own) == 1 else -1  # of a cut array: the last dim of the tensor, along which int8 has a scale
 

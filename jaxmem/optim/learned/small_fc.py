@@ -37,6 +37,6 @@ def small_fc_rule(step: StepOf = published_step) -> Rule:
 
 
 def scale_by_small_fc(weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-                      chunk: int = CHUNK) -> optax.GradientTransformationExtraArgs:
+                      chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
     """`weights`: see `weights.py`; other arguments: see `rule.scale_by`."""
-    return scale_by(small_fc_rule(), weights, stacked=stacked, moments=moments, chunk=chunk)
+    return scale_by(small_fc_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced)
