@@ -193,8 +193,12 @@ VERSUS = (Column(name="method_name", head="method"), *(Column(name=name, head=f"
 def pages(records: Sequence[Record]) -> dict[str, str]:
     """The page, the figure, and the tables as Markdown and CSV."""
     name = "Learned optimizers on tasks they never saw"
-    done = {(one["settings"]["task"], label(one)): one for one in in_order(records) if one["status"] == "done"}
-    tasks, labels = (list(dict.fromkeys(key[i] for key in done)) for i in (0, 1))
+    ordered = [one for one in records if one["status"] == "done"]
+    ordered.sort(key=lambda one: ([*METHODS, one["settings"]["method"]].index(one["settings"]["method"]), label(one)))
+    done = {(one["settings"]["task"], label(one)): one for one in ordered}
+    labels = list(dict.fromkeys(map(label, ordered)))
+    found = dict.fromkeys(task for task, _ in done)
+    tasks = [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
     loss = [{"task": Cell(value=task), "network": Cell(value=TASKS.get(task))} |
             {own: Cell(value=over_seeds(done[task, own], "test_losses"), source="measure") for own in labels if (task, own) in done}
             for task in tasks]
@@ -214,14 +218,6 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
             "learned.svg": ratios.drawing(heading, axis, rows),
             "table.md": page.markdown_page(name, __doc__ or "", tables, records, "learned.svg"),
             "results.csv": to_csv([flat(one) for one in records])}
-
-
-def in_order(records: Sequence[Record]) -> list[Record]:
-    """As the grid has them, whatever was ready first."""
-    def place(one: Record) -> tuple[int, int, str]:
-        s = one["settings"]
-        return ([*TASKS, s["task"]].index(s["task"]), [*METHODS, s["method"]].index(s["method"]), s.get("weights", ""))
-    return sorted(records, key=place)
 
 
 def label(one: Record) -> str:
