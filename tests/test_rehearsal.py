@@ -1,0 +1,66 @@
+"""What --rehearsal says, and what it refuses with the nearest choice that works."""
+
+import pytest
+
+from jaxmem.rehearsal import Rehearsal
+from jaxmem.spec import InputError
+
+
+def test_it_prints_as_it_parses():
+    for text in ("r=16,capacity=4096", "r=14,capacity=1000,policy=replace,candidates=14,every=2,memory=pinned_host,classes=10"):
+        assert str(Rehearsal.parse(text)) == text
+
+
+@pytest.mark.parametrize("text, message", [
+    ("r=16", "capacity missing"),
+    ("", "r and capacity missing"),
+    ("rows=16", "unknown field 'rows'"),
+    ("r=16,capacity=64,policy=reservor", "did you mean reservoir"),
+    ("r=16,capacity=64,memory=host", "pinned_host"),
+    ("r=16,capacity=many", "expected a whole number"),
+])
+def test_what_does_not_parse(text, message):
+    with pytest.raises(InputError, match=message):
+        Rehearsal.parse(text)
+
+
+@pytest.mark.parametrize("text, batch, shards, message", [
+    ("r=14,capacity=64", 64, 8, r"r\(14\) is not a multiple of the 8 shards; nearest: r=16"),
+    ("r=16,capacity=64", 64, 8, r"16 rows is not a multiple of 8\^2 = 64, .*nearest: every=4, or r=64 with every=1"),
+    ("r=8,capacity=100", 64, 1, None),
+    ("r=8,capacity=100,every=8", 64, 8, r"capacity\(100\) is not a multiple of 8 shards \* 1 classes = 8; nearest: capacity=96"),
+    ("r=8,capacity=80,every=8,classes=10", 60, 8, r"batch\(60\) is not a multiple of the 8 shards; nearest: 64"),
+    ("r=8,capacity=64,candidates=4", 64, 1, "candidates=4 is for policy=replace"),
+    ("r=8,capacity=64,policy=replace", 64, 1, r"takes candidates, from 1 to batch\(64\); a quarter of the batch is candidates=16"),
+    ("r=8,capacity=64,policy=replace,candidates=65", 64, 1, "it is 65"),
+    ("r=0,capacity=64", 64, 1, "r=0: at least 1"),
+])
+def test_what_does_not_fit_the_mesh(text, batch, shards, message):
+    found = Rehearsal.parse(text).problems(batch=batch, shards=shards)
+    if message is None:
+        assert found == []
+    else:
+        with pytest.raises(InputError, match=message):
+            raise InputError("\n".join(found))
+
+
+@pytest.mark.parametrize("r, every, shards", [(16, 1, 8), (8, 3, 8), (48, 1, 8), (12, 5, 4), (6, 7, 6)])
+def test_the_nearest_choice_is_one(r, every, shards):
+    """Every `every` and `r` that a message names is accepted, and no smaller change of `every` would have been."""
+    found = Rehearsal(r=r, capacity=shards, every=every)
+    [message] = found.problems(batch=shards, shards=shards)
+    words = message.partition("nearest: ")[2]
+    named_every = int(words.split("every=")[1].split(",")[0])
+    named_r = int(words.split("or r=")[1].split()[0])
+    assert Rehearsal(r=r, capacity=shards, every=named_every).problems(batch=shards, shards=shards) == []
+    assert Rehearsal(r=named_r, capacity=shards, every=1).problems(batch=shards, shards=shards) == []
+    distance = abs(named_every - every)
+    assert all(Rehearsal(r=r, capacity=shards, every=other).problems(batch=shards, shards=shards)
+               for other in range(max(every - distance + 1, 1), every + distance))
+
+
+def test_the_closed_forms():
+    found = Rehearsal.parse("r=16,capacity=640,every=8,classes=10,policy=replace,candidates=14")
+    assert found.probability(56) == 0.25
+    assert found.slots(8) == 8 and found.rows_per_pair(8) == 2
+    assert found.bytes(100, 8) == 100 * (80 + 16)
