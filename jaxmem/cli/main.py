@@ -20,6 +20,7 @@ VERBS = {
     "export": "a run's parameters as safetensors, in a Hugging Face layout or in jaxmem's own",
     "pack": "how small runs share devices: one program for many, parts, MIG slices; how many fit",
     "diff": "what changed between two checks",
+    "interval": "how often to write a checkpoint: from its size, the storage, the failure rate",
     "runs": "the runs of a folder: list them, or compare some side by side",
     "results": "records of experiments: list, filter, arrange, export as CSV",
     "report": "a run as one HTML page: curves, what happened, memory, goodput",
