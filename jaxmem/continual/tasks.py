@@ -27,13 +27,24 @@ class Task:
 
 def sequence(text: str, train: Labelled, test: Labelled, *, seed: int = 0) -> list[Task]:
     """`0+1|2+3|4`: classes by task; `permuted:5`: five tasks; `rotated:0+30+60`: a task an angle, in degrees. Raises InputError."""
+    kind, numbers = parse(text)
+    if kind == "permuted":
+        return permuted(train, test, tasks=numbers[0], seed=seed)
+    return rotated(train, test, degrees=numbers) if kind == "rotated" else class_incremental(train, test, numbers)
+
+
+def parse(text: str) -> tuple[str, list]:
+    """The kind and its numbers: `("classes", [(0, 1), (2, 3)])`, `("permuted", [5])`, `("rotated", [0.0, 30.0])`. Raises InputError."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
-        return class_incremental(train, test, parse_groups(text))
+        return "classes", parse_groups(text)
     if kind == "permuted":
-        return permuted(train, test, tasks=_numbers(rest, int, text)[0], seed=seed)
+        numbers = _numbers(rest, int, text)
+        if len(numbers) != 1:
+            raise InputError(f"tasks {text!r}: expected one number of tasks, as in permuted:5")
+        return kind, numbers
     if kind == "rotated":
-        return rotated(train, test, degrees=_numbers(rest, float, text))
+        return kind, _numbers(rest, float, text)
     raise InputError(f"tasks {text!r}: unknown kind {kind!r}{spec.nearest(kind, ('permuted', 'rotated'))}; or classes, as in 0+1|2+3")
 
 

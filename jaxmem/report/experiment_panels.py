@@ -1,0 +1,74 @@
+"""Shares over a course of tasks: a small panel a case, in it a line a task. An SVG for light and dark pages."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxmem.report.experiment_figure import BOTH, CHARACTER, COLOURS, DARK, LIGHT, STYLE
+from jaxmem.report.markup import Markup, element, text
+
+PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW, ACROSS = 172.0, 96.0, 44.0, 16.0, 34.0, 40.0, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Panel:
+    """`curves`: a task's name -> its share after each task in turn; None is not drawn."""
+
+    title: str
+    curves: Mapping[str, Sequence[float | None]]
+
+
+def panels(title: str, cases: Sequence[Panel], *, alone: bool = True) -> str:
+    """The SVG. `alone`: a file of its own, with its title and both schemes; otherwise a part of a page."""
+    names = list(dict.fromkeys(name for case in cases for name in case.curves))
+    across = min(ACROSS, max(len(cases), 1))
+    width = max(across * (LEFT + PLOT_WIDTH + RIGHT), 28 + 8.2 * len(title) * alone)
+    parts: list[Markup] = [element("text", title, x=14, y=24, class_="title")] if alone else []
+    keys, top = _legend(names, width, 50.0 if alone else 18.0)
+    parts += keys
+    for i, case in enumerate(cases):
+        x, y = (i % across) * (LEFT + PLOT_WIDTH + RIGHT) + LEFT, (i // across) * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
+        parts.append(element("g", *_panel(case, names), transform=f"translate({x:g} {y:g})"))
+    height = top + -(-len(cases) // across) * (ABOVE + PLOT_HEIGHT + BELOW)
+    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
+    own = ".course{fill:none;stroke-width:1.8}"
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
+            f'class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}{own}</style>{"".join(parts)}</svg>\n')
+
+
+def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup], float]:
+    parts, x = [element("text", "task", x=14, y=y, class_="small")], 52.0
+    for i, name in enumerate(names):
+        needed = 42 + CHARACTER * len(name)
+        if x + needed > width and x > 52:
+            x, y = 52.0, y + 20
+        parts += [element("line", x1=x, x2=x + 20, y1=y - 4, y2=y - 4, class_="course", style=_colour(i)),
+                  element("text", name, x=x + 26, y=y)]
+        x += needed
+    return parts, y + 4
+
+
+def _panel(case: Panel, names: Sequence[str]) -> list[Markup]:
+    count = max((len(values) for values in case.curves.values()), default=0)
+    parts = [element("text", case.title, x=0, y=-10, class_="name small")]
+    for share in (0.0, 0.5, 1.0):
+        y = f"{PLOT_HEIGHT * (1 - share):.1f}"
+        parts += [element("line", x1=0, x2=PLOT_WIDTH, y1=y, y2=y, class_="grid"),
+                  element("text", f"{100 * share:.0f}%", x=-6, y=y, dy="0.35em", text_anchor="end", class_="small")]
+    for i in range(count):
+        parts.append(element("text", str(i + 1), x=f"{_x(i, count):.1f}", y=PLOT_HEIGHT + 15, text_anchor="middle", class_="small"))
+    parts.append(element("text", "tasks trained", x=PLOT_WIDTH / 2, y=PLOT_HEIGHT + 29, text_anchor="middle", class_="small"))
+    for name, values in case.curves.items():
+        style = _colour(names.index(name))
+        known = [(_x(i, count), PLOT_HEIGHT * (1 - value)) for i, value in enumerate(values) if value is not None]
+        if len(known) > 1:
+            parts.append(element("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in known), class_="course", style=style))
+        parts += [element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.6, style=style.replace("stroke", "fill")) for x, y in known]
+    return parts
+
+
+def _x(i: int, count: int) -> float:
+    return PLOT_WIDTH * (i + 0.5) / count
+
+
+def _colour(i: int) -> str:
+    return f"stroke:var(--mark-{i % len(COLOURS)})"
