@@ -17,6 +17,7 @@ Intervals: 95% over the seeds, Student's t; ratios are taken seed by seed, so th
 nothing of the rows that happen to be in the test part.
 """
 
+import collections
 import hashlib
 import importlib.resources
 import pathlib
@@ -184,7 +185,7 @@ def data_digest(task: Any) -> str:
 CHOSEN = (
     Column(name="method_name", head="method"), Column(name="configurations", head="configurations", unit="count"),
     Column(name="lr", head="learning rate"), Column(name="edge", head="of those tried"), Column(name="weight_decay", head="weight decay"),
-    Column(name="valid", head="valid loss"), Column(name="loss", head="test loss", unit="count"),
+    Column(name="valid", head="valid loss"), Column(name="loss", head="test loss", unit="loss"),
     Column(name="accuracy", head="test accuracy", unit="percent"), Column(name="to_adam", head="loss vs Adam", unit="times"))
 VERSUS = (Column(name="method_name", head="method"), *(Column(name=name, head=f"below {METHODS[name]}") for name in
                                                       ("adam", "adamw", "untrained")))
@@ -193,22 +194,28 @@ VERSUS = (Column(name="method_name", head="method"), *(Column(name=name, head=f"
 def pages(records: Sequence[Record]) -> dict[str, str]:
     """The page, the figure, and the tables as Markdown and CSV."""
     name = "Learned optimizers on tasks they never saw"
-    ordered = [one for one in records if one["status"] == "done"]
+    every = [one for one in records if one["status"] == "done"]
+    same = collections.Counter(map(protocol, every)).most_common(1)[0][0] if every else ()
+    ordered = [one for one in every if protocol(one) == same]
     ordered.sort(key=lambda one: ([*METHODS, one["settings"]["method"]].index(one["settings"]["method"]), label(one)))
     done = {(one["settings"]["task"], label(one)): one for one in ordered}
     labels = list(dict.fromkeys(map(label, ordered)))
     found = dict.fromkeys(task for task, _ in done)
     tasks = [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
+    said = f"Mean cross-entropy in nats at the chosen configuration, lower is better; {same[0]} steps, {same[1]} seeds." if same else ""
+    if len(ordered) < len(every):
+        said += f" {len(every) - len(ordered)} records with other steps, seeds or batches are left out."
     loss = [{"task": Cell(value=task), "network": Cell(value=TASKS.get(task))} |
             {own: Cell(value=over_seeds(done[task, own], "test_losses"), source="measure") for own in labels if (task, own) in done}
             for task in tasks]
     tables = [
-        Table(title="Test loss", lead="Mean cross-entropy in nats at the chosen configuration, lower is better.", lines=loss, columns=(
+        Table(title="Test loss", lead=said, lines=loss, columns=(
             Column(name="task", head="task"), Column(name="network", head="network"),
-            *(Column(name=own, head=own, unit="count") for own in labels))),
+            *(Column(name=own, head=own, unit="loss") for own in labels))),
         Table(title="On how many tasks", lead="Tasks with a lower mean test loss, and in brackets those where the interval of the ratio "
               "lies below 1 and, after a dash, above it.", columns=VERSUS, lines=counted(done, tasks, labels)),
-        *(Table(title=f"{task}, {TASKS.get(task)}", lead="", columns=CHOSEN, lines=details(done, task, labels)) for task in tasks)]
+        *(Table(title=f"{task}, {TASKS.get(task)}", lead=size(done, task), columns=CHOSEN, lines=details(done, task, labels))
+          for task in tasks)]
     rows = [ratios.Row(title=task, marks={own: ratio(done, task, own, METHODS["adam"]) for own in labels if own != METHODS["adam"]})
             for task in tasks]
     heading, axis = "Test loss as a multiple of Adam's (learning rate tuned)", "test loss / Adam's; left of 1 is better"
@@ -218,6 +225,10 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
             "learned.svg": ratios.drawing(heading, axis, rows),
             "table.md": page.markdown_page(name, __doc__ or "", tables, records, "learned.svg"),
             "results.csv": to_csv([flat(one) for one in records])}
+
+
+def protocol(one: Record) -> tuple[int, ...]:
+    return tuple(one["settings"][name] for name in ("steps", "inner_seeds", "batch_rows"))
 
 
 def label(one: Record) -> str:
@@ -235,9 +246,9 @@ def over_seeds(one: Record, name: str) -> Interval:
 
 
 def ratio(done: dict[tuple[str, str], Record], task: str, own: str, base: str) -> Interval | None:
-    """Of test losses, seed by seed; None where one of them is missing or has other seeds or steps."""
+    """Of test losses, seed by seed; None where one of them is missing or has other data."""
     a, b = done.get((task, own)), done.get((task, base))
-    if a is None or b is None or any(a["settings"][name] != b["settings"][name] for name in ("steps", "inner_seeds")):
+    if a is None or b is None or a["values"]["data_sha256"] != b["values"]["data_sha256"]:
         return None
     return interval([x / y for x, y in zip(a["values"]["test_losses"], b["values"]["test_losses"], strict=True)])
 
@@ -254,6 +265,11 @@ def counted(done: dict[tuple[str, str], Record], tasks: Sequence[str], labels: S
                 line[base] = Cell(value=f"{sum(one.mean < 1 for one in found)} of {len(found)} ({below} – {above})", source="measure")
         out.append(line)
     return out
+
+
+def size(done: dict[tuple[str, str], Record], task: str) -> str:
+    found = {one["values"]["parameters"] for (name, _), one in done.items() if name == task}
+    return f"{' or '.join(f'{one:,}' for one in sorted(found))} parameters."
 
 
 def details(done: dict[tuple[str, str], Record], task: str, labels: Sequence[str]) -> list[Line]:

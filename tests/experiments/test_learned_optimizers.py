@@ -91,12 +91,13 @@ def test_a_pulse(tmp_path: pathlib.Path, files, capsys):
     assert "2 points, 2 of them on record" in capsys.readouterr().err
 
 
-def done(task: str, method: str, losses: list[float], *, file: str | None = None, steps: int = 1000) -> dict:
+def done(task: str, method: str, losses: list[float], *, file: str | None = None, steps: int = 1000, data: str = "0") -> dict:
     more = {"weights": file, "weights_sha256": "0"} if file else {}
+    settings = {"task": task, "method": method, "steps": steps, "inner_seeds": len(losses), "batch_rows": 64, **more}
     point = learned.Point(workload=f"model=perceptron-{learned.TASKS[task]},optimizer={method},batch=64,seq=1", topology="cpu:1", plan="",
-                          seeded=False, settings={"task": task, "method": method, "steps": steps, "inner_seeds": len(losses), **more})
+                          seeded=False, settings=settings)
     values = {"test_losses": losses, "test_accuracies": [0.9, 0.92, 0.91], "valid_loss": 0.25, "lr": 0.01, "weight_decay": 0.0,
-              "edge": "inside", "configurations": 5, "parameters": 9000, "test_loss": sum(losses) / 3}
+              "edge": "inside", "configurations": 5, "parameters": 9000, "data_sha256": data, "test_loss": sum(losses) / 3}
     return record("learned_optimizers", point, {"jax": "1"}, status="done", time=0.0, backend="cpu",
                   values={name: (value, "measure") for name, value in values.items()})
 
@@ -105,7 +106,8 @@ RECORDS = [
     done("milton4", "learned", [0.9, 1.8, 2.7], file="meta/seed1/weights.npz"), done("milton4", "adam", [1.0, 2.0, 3.0]),
     done("segment", "adam", [0.2, 0.2, 0.2]), done("segment", "adamw", [0.1, 0.2, 0.3]),
     done("segment", "learned", [0.19, 0.25, 0.22], file="meta/seed1/weights.npz"),
-    done("segment", "learned", [0.30, 0.31, 0.32], file="meta/seed0/weights.npz"), done("milton4", "untrained", [2.0, 2.0, 2.0], steps=500)]
+    done("segment", "learned", [0.30, 0.31, 0.32], file="meta/seed0/weights.npz"), done("milton4", "untrained", [2.0, 2.0, 2.0], steps=500),
+    done("mnist14", "adam", [1.0, 1.0, 1.0]), done("mnist14", "untrained", [0.5, 0.5, 0.5], data="other")]
 
 
 def test_wins_and_losses_are_counted_as_they_are():
@@ -117,6 +119,9 @@ def test_wins_and_losses_are_counted_as_they_are():
     # seed0: 1.5, 1.55, 1.6 of Adam: clearly above
     assert "| learned (seed0) | 0 of 1 (0 – 1) | 0 of 1 (0 – 0) | — |" in table
     assert "| 0.9 ± " not in table and "| 0.90x |" in table
+    assert "1000 steps, 3 seeds. 1 records with other" in table and "9,000 parameters." in table
+    # losses on other data are shown and compared with nothing
+    assert "| untrained | — | — | — |" in table and "| mnist14 | 196-64-10 | 1.000 | — | 0.500 | — | — |" in table
     # mean 1.1, deviation 0.15, t of two degrees of freedom 4.303
     assert f"1.1 ± {4.303 * 0.15 / 3**0.5:.2g} x" in table
     assert table.index("## segment") < table.index("## milton4")  # as in the grid
