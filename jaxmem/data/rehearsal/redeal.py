@@ -24,7 +24,7 @@ def redeal(buffer: Buffer, key: jax.Array, *, shards: int, slots: int, shardings
     place = functools.partial(jax.jit, out_shardings=None if shardings is None else shardings["filled"])
     filled, seen = place(functools.partial(_counts, shards=shards, slots=slots))(buffer["filled"], buffer["seen"])
     old_slots = next(iter(buffer["rows"].values())).shape[2]
-    source = jax.jit(functools.partial(_sources, slots=old_slots, places=shards * slots))(buffer["filled"], key)
+    source = jax.jit(functools.partial(sources, slots=old_slots, places=shards * slots))(buffer["filled"], key)
     rows = {}
     for name, x in buffer["rows"].items():  # one at a time: each is whole on every device for a moment
         out = None if shardings is None else shardings["rows"][name]
@@ -43,7 +43,7 @@ def _counts(filled: jax.Array, seen: jax.Array, *, shards: int, slots: int) -> t
     return jnp.minimum(dealt(filled), slots), dealt(seen)
 
 
-def _sources(filled: jax.Array, key: jax.Array, *, slots: int, places: int) -> jax.Array:
+def sources(filled: jax.Array, key: jax.Array, *, slots: int, places: int) -> jax.Array:
     """For each class and place the old place whose row comes there: int32 [K, places]. Beyond what is stored it is any."""
     w, k = filled.shape
     stored = (jnp.arange(slots, dtype=jnp.int32)[None, None, :] < filled.T[:, :, None]).reshape(k, w * slots)

@@ -94,7 +94,8 @@ def test_a_reservoir_is_uniform_over_the_stream_and_replacement_is_not():
 def test_the_age_of_what_replacement_stores():
     """A row takes a given slot with probability p / S, so ages are geometric: mean S / p - 1 rows of the class (about N b / c)."""
     slots, p, length, trials = 8, 0.25, 640, 400
-    stored = np.asarray(after_streams(jax.random.key(2), trials=trials, length=length, batch=8, slots=slots, policy="replace", probability=p))
+    shape = dict(trials=trials, length=length, batch=8, slots=slots)
+    stored = np.asarray(after_streams(jax.random.key(2), policy="replace", probability=p, **shape))
     ages, stay = length - 1 - stored.reshape(-1), 1 - p / slots
     mean, spread = slots / p - 1, np.sqrt(stay) / (p / slots)
     assert abs(ages.mean() - mean) < 4 * spread / np.sqrt(ages.size), ages.mean()

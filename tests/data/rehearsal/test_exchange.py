@@ -159,7 +159,8 @@ def test_rows_as_words_and_back():
 
 def test_one_shard_exchanges_nothing():
     mesh = make_mesh(Plan(tensor=2), jax.devices()[:2])
-    built = programs.build(Rehearsal(r=5, capacity=12, every=3, classes=2), FIELDS | {"label": ((), np.int32)}, mesh, batch=7, labels="label")
+    fields = FIELDS | {"label": ((), np.int32)}
+    built = programs.build(Rehearsal(r=5, capacity=12, every=3, classes=2), fields, mesh, batch=7, labels="label")
     assert traffic(built["draw"]) == []
 
 
