@@ -25,7 +25,7 @@ def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None, cl
     shape = images.shape[1:]
     if expected is not None and shape != tuple(expected):
         raise InputError(f"images:{name} are {_times(shape)} (height x width x channels), and the model takes {_times(expected)}"
-                         f"; these are its fields height={shape[0]},width={shape[1]},channels={shape[2]}")
+                         f"; with height={shape[0]},width={shape[1]},channels={shape[2]} it would take these")
     if classes is not None and labels.max() >= classes:
         raise InputError(f"images:{name} have {labels.max() + 1} classes, and the model has classes={classes}")
     chosen = held_out(np.array([digest(image) for image in images], np.uint64), np.ones(len(images), int), int(len(images) * HELD_OUT))

@@ -35,8 +35,8 @@ class MlpClassifier(nnx.Module):
         for layer in range(c.layers):
             with jax.named_scope(f"hidden_{layer}"):
                 x = ACTIVATIONS[c.activation](constrain(getattr(self, f"hidden_{layer}")(x), "batch", hidden_dims(layer)[1]))
-        with jax.named_scope("head"):
-            return constrain(self.head(x), "batch", "vocab_logits")
+        with jax.named_scope("head"):  # a head that is split by rows gives whole scores
+            return constrain(self.head(x), "batch", "vocab_logits" if hidden_dims(c.layers - 1)[1] == "embed" else None)
 
     def loss_sum(self, batch: dict[str, jax.Array], ops: Ops, compute: jnp.dtype, *, chunks: int) -> jax.Array:
         return label_loss(self.logits(batch["images"], compute), batch["labels"])
