@@ -16,6 +16,7 @@ CASES = [  # stall, commit, restart, interval, mtbf: the intervals are of the or
     (0.0, 6.0, 4.0, 8.0, 20.0),  # lazy, all of the copy hidden
     (1.0, 9.0, 2.0, 3.0, 20.0),  # the commit takes longer than the interval: the next checkpoint waits
     (3.0, 5.0, 8.0, 40.0, 15.0),
+    (12.0, 15.0, 3.0, 6.0, 15.0),  # many failures strike in a stall
 ]
 
 
