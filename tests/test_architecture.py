@@ -46,6 +46,7 @@ LAYER_OF = {
     "jaxmem.offloaded": "assembly",
     "jaxmem.resident": "assembly",
     "jaxmem.colocate.packing": "words",
+    "jaxmem.colocate.slices": "words",
     "jaxmem.colocate.training": "running",
     "jaxmem.colocate": "assembly",
     "jaxmem.data": "running",

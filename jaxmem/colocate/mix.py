@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from jaxmem.chips import CHIPS
-from jaxmem.colocate import packing
+from jaxmem.colocate import packing, slices
 from jaxmem.colocate.fitting import Tried, line, try_runs
 from jaxmem.colocate.parts import part_of
 from jaxmem.hardware import Topology
@@ -39,7 +39,7 @@ class Mix:
     """programs: the runs as `packing` takes them. parts: how many runs the topology has devices for. usable_bytes: of a device."""
 
     programs: list[packing.Program]
-    profiles: list[packing.Profile]
+    profiles: list[slices.Profile]
     parts: int
     usable_bytes: int
     backend: str
@@ -87,14 +87,14 @@ def repeated(mix: Sequence[Runs], runs: Runs) -> bool:
     return sum(other.workload.model_name == runs.workload.model_name for other in mix) > 1
 
 
-def slices_of(topology: Topology, mem_fraction: float) -> list[packing.Profile]:
+def slices_of(topology: Topology, mem_fraction: float) -> list[slices.Profile]:
     """The MIG slices of the topology's GPU with what is usable of each."""
     found: dict[str, int] = {}
     for chip in CHIPS.values():
         if chip.parent == topology.chip.name:
             limit, _ = usable(Topology(chip=chip, shape=(1, 1)), mem_fraction)
             found |= {chip.name: limit} if limit else {}
-    return packing.profiles_of(topology.chip, found)
+    return slices.profiles_of(topology.chip, found)
 
 
 def arrangements(mix: Mix) -> list[packing.Arrangement]:

@@ -5,8 +5,7 @@ A program's memory is `fixed_bytes + n * each_bytes` for n runs in it, its step 
 two, both compiled. Different programs on one device take turns, so their seconds add up, and all of them are resident, so their bytes do.
 A *round* is one step of every run; the arrangement with the shortest round has the highest throughput.
 
-Rigid against flexible: a MIG slice has a size of a short list and a place of another, and what its run does not use nobody can.
-Placement here is greedy (largest first), which the tests hold against every possible arrangement of small mixes.
+Placement is greedy (longest first) with improvements, which the tests hold against every possible assignment of small mixes.
 
 A. Robroek et al., arXiv 2209.06018, for sharing; R. Graham, "Bounds on multiprocessing timing anomalies" (1969), for largest first.
 """
@@ -15,28 +14,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from jaxmem.chips import CHIPS, Chip
+from jaxmem.colocate.slices import Profile, rigid
 from jaxmem.spec import InputError, nearest
 
-# https://docs.nvidia.com/datacenter/tesla/mig-user-guide (2026-12), `nvidia-smi mig -lgipp`: (compute sevenths, memory eighths) -> where an
-# instance may begin, in memory eighths. Two instances never share an eighth, and then their sevenths fit too.
-STARTS = {(1, 1): (0, 1, 2, 3, 4, 5, 6), (1, 2): (0, 2, 4, 6), (2, 2): (0, 2, 4), (3, 4): (0, 4), (4, 4): (0,), (7, 8): (0,)}
 How = Literal["one_after_another", "vmapped", "parts", "mig"]
+Held = dict[str, int]  # what a device holds: program -> runs
 GiB = 2**30
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile:
-    """A MIG slice: `eighths` of the GPU's memory, beginning at one of `starts`; `usable_bytes` of it are a program's."""
-
-    chip: str
-    eighths: int
-    starts: tuple[int, ...]
-    usable_bytes: int
-
-    @property
-    def name(self) -> str:
-        return self.chip.partition("-mig-")[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,57 +67,6 @@ class Arrangement:
         return 1 - self.used_bytes / self.held_bytes if self.held_bytes else None
 
 
-def profiles_of(gpu: Chip, usable: Mapping[str, int]) -> list[Profile]:
-    """The MIG slices of a GPU from small to large; `usable`: chip name of a slice -> bytes. Empty where it has none."""
-    out = []
-    for chip in CHIPS.values():
-        if chip.parent == gpu.name and chip.hbm_bytes_per_s and gpu.hbm_bytes_per_s and chip.name in usable:
-            eighths = round(8 * chip.hbm_bytes_per_s / gpu.hbm_bytes_per_s)
-            sevenths = int(chip.name.partition("-mig-")[2].partition("g")[0])
-            out.append(Profile(chip=chip.name, eighths=eighths, starts=STARTS[sevenths, eighths], usable_bytes=usable[chip.name]))
-    return sorted(out, key=lambda one: (one.eighths, -len(one.starts), one.usable_bytes))
-
-
-# ---------------------------------------------------------------- memory alone: how many devices hold a mix
-
-def flexible(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `sizes` by device, first fit of the largest first. Raises InputError for one that no device holds."""
-    if sizes and max(sizes) > capacity:
-        raise InputError(f"a run needs {max(sizes)} bytes and a device has {capacity}")
-    bins: list[list[int]] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        home = next((one for one in bins if sum(sizes[j] for j in one) + sizes[i] <= capacity), None)
-        if home is None:
-            bins.append(home := [])
-        home.append(i)
-    return bins
-
-
-def rigid(sizes: Sequence[int], profiles: Sequence[Profile]) -> list[list[tuple[int, Profile, int]]]:
-    """By GPU, (index of `sizes`, its slice, where that begins): each in the smallest slice that holds it, the largest first, at the last
-    free place, which keeps the large ones' places free. Raises InputError for one that no slice holds."""
-    gpus: list[list[tuple[int, Profile, int]]] = []
-    own = {}
-    for i, size in enumerate(sizes):
-        own[i] = next((one for one in profiles if one.usable_bytes >= size), None)
-        if own[i] is None:
-            raise InputError(f"a run needs {size} bytes and the largest slice has {max((p.usable_bytes for p in profiles), default=0)}")
-    for i, profile in sorted(own.items(), key=lambda one: (-one[1].eighths, len(one[1].starts)) if one[1] else (0, 0)):
-        assert profile is not None
-        for gpu in [*gpus, None]:
-            if gpu is None:
-                gpus.append(gpu := [])
-            start = next((s for s in reversed(profile.starts) if free(gpu, s, profile.eighths)), None)
-            if start is not None:
-                gpu.append((i, profile, start))
-                break
-    return gpus
-
-
-def free(gpu: Sequence[tuple[int, Profile, int]], start: int, eighths: int) -> bool:
-    return all(start + eighths <= other or other + profile.eighths <= start for _, profile, other in gpu)
-
-
 # ---------------------------------------------------------------- arrangements on a number of devices
 
 def one_after_another(programs: Sequence[Program], devices: int, usable: int) -> Arrangement:
@@ -155,40 +87,84 @@ def one_after_another(programs: Sequence[Program], devices: int, usable: int) ->
 
 
 def shared(programs: Sequence[Program], devices: int, usable: int) -> Arrangement:
-    """All runs resident, runs of one program in one program a device. Each run, the longest first, goes where the longest device stays
-    shortest, then where it adds least; `parts` if no device has more than one run.
+    """All runs resident, runs of one program in one program a device; `parts` if no device has more than one run.
 
-    Greedy by single runs would never start the second device for a run whose first costs more than it adds elsewhere, which is right.
+    Each run, the longest first, goes where the longest device stays shortest, then where it adds least; then runs are moved and exchanged
+    between devices as long as that makes the longest shorter.
     """
     if problem := too_large(programs, usable):
         return Arrangement(how="vmapped", problem=problem)
-    order = sorted((one for one in programs for _ in range(one.count)), key=lambda one: (-(one.first_s or 0.0), -one.each_bytes, one.name))
+    held = placed(programs, devices, usable)
+    if held is None:
+        needs = sum(one.bytes(one.count) for one in programs)
+        return Arrangement(how="vmapped", problem=f"all of them need about {needs / GiB:.2f} GiB beside each other, and "
+                                                  f"{devices} x {usable / GiB:.2f} GiB are usable")
     by_name = {one.name: one for one in programs}
-    held: list[dict[str, int]] = [{} for _ in range(devices)]
-
-    def load(own: Mapping[str, int]) -> float:
-        return sum(by_name[name].seconds(n) or 0.0 for name, n in own.items())
-
-    def room(own: Mapping[str, int]) -> int:
-        return usable - sum(by_name[name].bytes(n) for name, n in own.items())
-    for one in order:
-        choices = []
-        for i, own in enumerate(held):
-            new = own | {one.name: own.get(one.name, 0) + 1}
-            if room(new) >= 0:
-                longest = max(load(new), *(load(other) for j, other in enumerate(held) if j != i), 0.0)
-                choices.append((longest, load(new) - load(own), room(own) - room(new), i))
-        if not choices:
-            needs = sum(one.bytes(one.count) for one in programs)
-            return Arrangement(how="vmapped", problem=f"all of them need about {needs / GiB:.2f} GiB beside each other, and "
-                                                      f"{devices} x {usable / GiB:.2f} GiB are usable")
-        i = min(choices)[3]
-        held[i][one.name] = held[i].get(one.name, 0) + 1
-    used = [own for own in held if own]
+    used = [own for own in improved(held, by_name, usable) if own]
     known = all(by_name[name].seconds(n) is not None for own in used for name, n in own.items())
     return Arrangement(how="vmapped" if any(sum(own.values()) > 1 for own in used) else "parts",
-                       devices=tuple(tuple(sorted(own.items())) for own in used), round_s=max(map(load, used)) if known else None,
-                       used_bytes=sum(usable - room(own) for own in used), held_bytes=usable * len(used))
+                       devices=tuple(tuple(sorted(own.items())) for own in used),
+                       round_s=max(seconds(own, by_name) for own in used) if known else None,
+                       used_bytes=sum(taken(own, by_name) for own in used), held_bytes=usable * len(used))
+
+
+def seconds(own: Held, programs: Mapping[str, Program]) -> float:
+    return sum(programs[name].seconds(n) or 0.0 for name, n in own.items())
+
+
+def taken(own: Held, programs: Mapping[str, Program]) -> int:
+    return sum(programs[name].bytes(n) for name, n in own.items())
+
+
+def placed(programs: Sequence[Program], devices: int, usable: int) -> list[Held] | None:
+    """None where a run finds no room."""
+    by_name = {one.name: one for one in programs}
+    held: list[Held] = [{} for _ in range(devices)]
+    loads = [0.0] * devices
+    for one in sorted((one for one in programs for _ in range(one.count)),
+                      key=lambda one: (-(one.first_s or 0.0), -one.each_bytes, one.name)):
+        top = sorted(loads)[-2:]
+        choices = []
+        for i, own in enumerate(held):
+            new = changed(own, one.name, 1)
+            if taken(new, by_name) <= usable:
+                others = top[0] if loads[i] == top[-1] else top[-1]
+                then = seconds(new, by_name)
+                choices.append((max(then, others if devices > 1 else 0.0), then - loads[i], taken(new, by_name), i))
+        if not choices:
+            return None
+        i = min(choices)[3]
+        held[i] = changed(held[i], one.name, 1)
+        loads[i] = seconds(held[i], by_name)
+    return held
+
+
+def improved(held: list[Held], programs: Mapping[str, Program], usable: int) -> list[Held]:
+    """From the longest device, one run or all of a program move to another, in exchange for none, one or all of another program."""
+    held = list(held)
+    for _ in range(100):
+        loads = [seconds(own, programs) for own in held]
+        i = max(range(len(held)), key=loads.__getitem__)
+        best: tuple[float, int, Held, Held] | None = None
+        for j in (j for j in range(len(held)) if j != i):
+            for gone, n in ((name, n) for name, count in held[i].items() for n in {1, count}):
+                for back, m in [("", 0), *((name, m) for name, count in held[j].items() if name != gone for m in {1, count})]:
+                    here = changed(changed(held[i], gone, -n), back, m)
+                    there = changed(changed(held[j], gone, n), back, -m)
+                    longest = max(seconds(here, programs), seconds(there, programs))
+                    fits = max(taken(here, programs), taken(there, programs)) <= usable
+                    if fits and longest < loads[i] * (1 - 1e-9) and (best is None or longest < best[0]):
+                        best = longest, j, here, there
+        if best is None:
+            return held
+        held[i], held[best[1]] = best[2], best[3]
+    return held
+
+
+def changed(own: Held, name: str, more: int) -> Held:
+    """With `more` runs of a program."""
+    out = {**own, name: own.get(name, 0) + more} if more else dict(own)
+    return {key: n for key, n in out.items() if n}
 
 
 def sliced(programs: Sequence[Program], devices: int, profiles: Sequence[Profile], usable: int) -> Arrangement:
