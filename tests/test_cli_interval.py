@@ -7,6 +7,7 @@ import pytest
 
 from jaxmem.cli import main
 from jaxmem.cli.interval import rate
+from jaxmem.cost.checkpoint_time import FIXED_STALL_S
 from jaxmem.cost.checkpointing import Costs, expected
 from jaxmem.report.interval import share_text
 from jaxmem.spec import InputError
@@ -46,7 +47,7 @@ def test_the_recommended_interval_is_the_best_whole_number_of_steps(ask):
         at = [expected(costs, 1.5 * (one["longest_steps"] + more), 36000.0).goodput for more in (0, 1)]
         assert at[0] >= one["account"]["goodput"] - 0.001 > at[1]
     goodputs = [found["modes"][mode]["account"]["goodput"] for mode in ("sync", "async", "lazy")]
-    assert goodputs == sorted(goodputs) and found["modes"]["lazy"]["stall_s"] == 0
+    assert goodputs == sorted(goodputs) and found["modes"]["lazy"]["stall_s"] == FIXED_STALL_S
 
 
 def test_the_answer_in_words(ask):
@@ -54,10 +55,12 @@ def test_the_answer_in_words(ask):
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 100
     assert "89.75 GiB in all, 5.61 GiB a host" in out and "4.818 s at 20 GB/s" in out and "one in 10 h" in out
     recommended = asked(ask, *KNOWN, "--step_s=1.5")["modes"]["async"]
-    assert f"--checkpoint_every={recommended['steps']} --snapshot=async: goodput {100 * recommended['account']['goodput']:.2f}%" in out
+    assert f"--checkpoint_every={recommended['steps']} --snapshot=async: goodput {100 * recommended['account']['goodput']:.1f}%" in out
     assert "most of the rest: starting again after a failure" in out
     assert "at most" in ask(*LLAMA, "--bandwidth=20GB/s", "--mtbf_hours=10")[1]  # the restart is not all known
-    assert "the interval is the commit time" in ask(*KNOWN, "--step_s=1.5", "--snapshot=lazy")[1]
+    assert "the interval is the commit time" not in out
+    slow = (*LLAMA, "--bandwidth=1GB/s", "--mtbf_hours=10", "--step_s=1.5")  # 97 s to commit; a stall of 40 ms alone would say 54 s
+    assert "the interval is the commit time" in ask(*slow, "--snapshot=lazy")[1]
 
 
 def test_failure_rates_are_published_or_given_or_unknown(ask):

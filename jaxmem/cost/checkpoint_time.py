@@ -3,9 +3,10 @@
 Split: each array is written by the devices that hold it; replicas share the writing where a dim of the shard divides by their number
     (Orbax's rule), otherwise the first of them writes it.
 Moves: device to host over the host link, then host to storage.
-Costs: sync waits for both, async for the first, lazy for what of the first is left when forward and backward are done.
+Costs: sync waits for both, async for the first, lazy for what of the first is left when forward and backward are done; each also for
+    the digests, which read the state once, and for what a checkpoint of next to nothing costs.
 Use: `checkpointing.Costs` of a job that nobody has run yet.
-Avoid: for the time that metadata, compression and a busy file system take on top; a measured stall and commit time say more.
+Avoid: for the time that compression, many hosts' barriers and a busy file system take on top; a measured stall and commit say more.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from jaxmem.plan import Plan
 from jaxmem.rules import partition, rules
 from jaxmem.workload import Workload
 
+# Folders, metadata, threads: of async checkpoints of 1.7 MB on two shared x86 cores (measure, cpu; experiments.checkpoint_intervals).
+FIXED_STALL_S, FIXED_COMMIT_S = 0.04, 0.2
 STEP_COUNTER = Leaf(kind="opt_state", path="step", shape=(), dims=(), itemsize=4)
 
 
@@ -79,13 +82,15 @@ def forward_backward_s(size: CheckpointBytes, topology: Topology, step_s: float)
 def mode_costs(mode: str, size: CheckpointBytes, topology: Topology, *, write_s: float, restart_s: float,
                step_s: float | None) -> Costs | None:
     """Of `sync`, `async` or `lazy`. None where the chip's host link is not known, and for lazy without a step time."""
-    link = topology.chip.host_link_bytes_per_s
-    if not link:
+    link, memory = topology.chip.host_link_bytes_per_s, topology.chip.hbm_bytes_per_s
+    if not link or not memory:
         return None
     if mode == "lazy":
         if step_s is None:
             return None
-        copy = size.resident / link
-        return Costs(stall_s=max(0.0, copy - forward_backward_s(size, topology, step_s)), commit_s=copy + write_s, restart_s=restart_s)
-    copy = size.device / link
-    return Costs(stall_s=copy + (write_s if mode == "sync" else 0.0), commit_s=copy + write_s, restart_s=restart_s)
+        copy = size.resident / link  # the digests are made meanwhile
+        stall = max(0.0, copy - forward_backward_s(size, topology, step_s)) + FIXED_STALL_S
+        return Costs(stall_s=stall, commit_s=copy + FIXED_STALL_S + write_s + FIXED_COMMIT_S, restart_s=restart_s)
+    stall = size.resident / memory + size.device / link + FIXED_STALL_S
+    commit = stall + write_s + FIXED_COMMIT_S
+    return Costs(stall_s=commit if mode == "sync" else stall, commit_s=commit, restart_s=restart_s)
