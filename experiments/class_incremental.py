@@ -40,7 +40,8 @@ from jaxmem.workload import Workload
 
 FITTING = {"images:digits": "mlp", "images:mnist5k": "mlp-mnist"}
 METHODS = (
-    "incremental", "ewc,ewc=100", "ewc,ewc=1e4", "ewc,ewc=1e4,fisher=sampled", "ewc,ewc=1e4,fisher=empirical", "ewc,ewc=1e6",
+    "incremental", *(f"ewc,ewc={strength}" for strength in ("1e2", "1e4", "1e5", "1e6")), "ewc,ewc=1e6,fisher=sampled",
+    "ewc,ewc=1e6,fisher=empirical",
     *(f"rehearsal,r=7,buffer={share}" for share in (0.025, 0.05, 0.1, 0.3)), "rehearsal,r=7,policy=replace", "rehearsal,r=14",
     "rehearsal,r=14,policy=replace", "rehearsal,r=28", "replay", "der++,r=7", "der++,r=14", "scratch", "warm", "shrink-perturb")
 FLAGS = {
