@@ -89,7 +89,8 @@ def reference_vit(name, images):
     for layer in range(c.layers):
         b = {path.removeprefix("blocks/"): value[layer] for path, value in p.items() if path.startswith("blocks/")}
         y = layer_norm(x, b["attention_norm/scale"], b["attention_norm/bias"])
-        q, k, v = (np.einsum("bsd,dnh->bnsh", y, b[f"attention/{w}"]) + b[f"attention/{w}_bias"][:, None] for w in ("query", "key", "value"))
+        q, k, v = (np.einsum("bsd,dnh->bnsh", y, b[f"attention/{name}"]) + b[f"attention/{name}_bias"][:, None]
+                   for name in ("query", "key", "value"))
         scores = np.exp(np.einsum("bnsh,bnth->bnst", q, k) / math.sqrt(c.head_dim))
         o = np.einsum("bnst,bnth->bsnh", scores / scores.sum(-1, keepdims=True), v)
         x = x + np.einsum("bsnh,nhd->bsd", o, b["attention/out"]) + b["attention/out_bias"]

@@ -116,7 +116,7 @@ def test_gradients_are_the_loss_s():
     direction = {path: grad / norm * rng.uniform(0.2, 2, grad.shape) for path, grad in grads.items()}
 
     def loss(at: float) -> float:
-        moved = jax.tree_util.tree_map_with_path(lambda path, p: (p + at * direction[jax.tree_util.keystr(path)]).astype(np.float32), params)
+        moved = jax.tree_util.tree_map_with_path(lambda path, p: np.float32(p + at * direction[jax.tree_util.keystr(path)]), params)
         placed = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), (moved, given), built["eval"].args)
         return float(run(*placed)["loss_sum"]) / 14
     slope = sum((grads[path].astype(np.float64) * direction[path]).sum() for path in grads)
@@ -153,7 +153,8 @@ def test_matrices_decay_and_biases_do_not():
     built = programs("compute=f32,step=split", work)
     params = jax.tree.map(lambda x: np.ones_like(x), params_on_host("mlp,layers=1"))
     update = built["update"]
-    state = {"params": params, "opt_state": jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), built.state["opt_state"]), "step": np.int32(0)}
+    opt_state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), built.state["opt_state"])
+    state = {"params": params, "opt_state": opt_state, "step": np.int32(0)}
     values = (state, np.float32(1), jax.tree.map(np.zeros_like, params), {"lr": np.float32(0.1), "clip": np.float32(1)})
     new, _ = update.lower().compile()(*jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), values, update.args))
     flat = {jax.tree_util.keystr(path): float(leaf.min()) for path, leaf in jax.tree_util.tree_flatten_with_path(new["params"])[0]}

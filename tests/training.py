@@ -14,7 +14,7 @@ TINY = {"model": "decoder-tiny,layers=1", "plan": "data=2,fsdp=2,tensor=2,remat=
 
 
 def arguments(out: pathlib.Path, **flags: object) -> list[str]:
-    return [f"--{name}={value}" for name, value in (TINY | flags | {"out": out}).items()]
+    return [f"--{name}={value}" for name, value in (TINY | flags | {"out": out}).items() if value is not None]
 
 
 def train_here(out: pathlib.Path, **flags: object) -> int:
