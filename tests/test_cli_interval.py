@@ -61,6 +61,8 @@ def test_the_answer_in_words(ask):
     assert "the interval is the commit time" not in out
     slow = (*LLAMA, "--bandwidth=1GB/s", "--mtbf_hours=10", "--step_s=1.5")  # 97 s to commit; a stall of 40 ms alone would say 54 s
     assert "the interval is the commit time" in ask(*slow, "--snapshot=lazy")[1]
+    out = ask(*KNOWN, "--step_s=900")[1]
+    assert "--checkpoint_every=1 " in out and "one step is longer than the best interval" in out and "commit time" not in out
 
 
 def test_failure_rates_are_published_or_given_or_unknown(ask):

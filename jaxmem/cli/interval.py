@@ -131,7 +131,10 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
 def recommended(costs: checkpointing.Costs, mtbf_s: float, step_s: float | None) -> dict[str, Any]:
     """The best interval with its account, in whole steps where a step's time is known, and what a quarter to four times of it would do."""
     best = checkpointing.optimum(costs, mtbf_s)
+    limit = "commit" if best is not None and math.isclose(best, costs.commit_s - costs.stall_s) else None
     steps = None
+    if best is not None and step_s is not None and best < step_s:
+        limit = "step"
     if step_s is not None:
         low = max(1, math.floor((best or 0.0) / step_s))
         steps = max((low, low + 1), key=lambda k: checkpointing.expected(costs, k * step_s, mtbf_s).goodput)
@@ -148,7 +151,7 @@ def recommended(costs: checkpointing.Costs, mtbf_s: float, step_s: float | None)
     longest_s = longest(costs, mtbf_s, best)
     return {"stall_s": costs.stall_s, "commit_s": costs.commit_s, "interval_s": best, "steps": steps, "account": account(best),
             "young_s": checkpointing.young(costs.stall_s, mtbf_s), "daly_s": checkpointing.daly(costs.stall_s, mtbf_s),
-            "longest_s": longest_s, "longest_steps": max(steps, math.floor(longest_s / step_s)) if steps and step_s else None,
+            "limit": limit, "longest_s": longest_s, "longest_steps": max(steps, math.floor(longest_s / step_s)) if steps and step_s else None,
             "around": [account(interval_s) for interval_s in around]}
 
 

@@ -7,7 +7,9 @@ from jaxmem.report.cells import Column, paint, table, wrap
 from jaxmem.report.units import UNKNOWN, bytes_text, seconds_text
 
 WIDTH = 100
-REMEDY = {"stalls": "training waits for checkpoints", "lost": "work that failures undo", "restarts": "starting again after a failure"}
+LIMIT = {"commit": "the interval is the commit time: a checkpoint must be written before the next one begins\n",
+         "step": "one step is longer than the best interval\n"}
+PART = {"stalls": "training waits for checkpoints", "lost": "work that failures undo", "restarts": "starting again after a failure"}
 
 
 def render(answer: dict[str, Any]) -> str:
@@ -88,13 +90,12 @@ def modes(answer: dict[str, Any]) -> str:
             "cannot be estimated: this chip's link to the host is not known; --stall_s and --commit_s give what a run measured")
         return f"{out}\n--snapshot={answer['snapshot']} {why}\n"
     account = best["account"]
-    worst = max((name for name in REMEDY if account[name] is not None), key=lambda name: account[name])
+    worst = max((name for name in PART if account[name] is not None), key=lambda name: account[name])
     every = f"--checkpoint_every={best['steps']} " if best["steps"] else f"a checkpoint every {seconds_text(best['interval_s'])}, "
     out += (f"\n{every}--snapshot={answer['snapshot']}: goodput {at_most}{share_text(account['goodput'])} (estimate)\n"
-            f"most of the rest: {REMEDY[worst]}, {share_text(account[worst])}\n"
+            f"most of the rest: {PART[worst]}, {share_text(account[worst])}\n"
             f"up to {interval_text(best, 'longest')} it is within 0.1 points of that, and writes less\n")
-    if abs(best["interval_s"] + best["stall_s"] - best["commit_s"]) < 0.02 * best["commit_s"] + (answer["step_s"] or 0.0):
-        out += "the interval is the commit time: a checkpoint must be written before the next one begins\n"
+    out += LIMIT.get(best["limit"], "")
     around = ", ".join(f"{share_text(one['goodput'])} at {seconds_text(one['interval_s'])}" for one in best["around"])
     return out + "\n".join(wrap(f"goodput around it: {around}", WIDTH)) + "\n"
 
