@@ -1,6 +1,6 @@
 """how often to write a checkpoint: from its size, the storage, the failure rate.
 
-  jaxmem interval --model=llama3-8b --plan=fsdp=* --topology=h100:16x8 --bandwidth=20GB/s --step_s=1.5
+  jaxmem interval --model=llama3-8b --topology=h100:16x8 --bandwidth=20GB/s --step_s=1.5
   jaxmem interval --model=llama3-70b --topology=v5p-512 --bandwidth=50GB/s --mtbf_hours=24
 
 Bytes are exact from shapes. All else is an estimate in closed form: the interval of the largest
@@ -151,7 +151,8 @@ def recommended(costs: checkpointing.Costs, mtbf_s: float, step_s: float | None)
     longest_s = longest(costs, mtbf_s, best)
     return {"stall_s": costs.stall_s, "commit_s": costs.commit_s, "interval_s": best, "steps": steps, "account": account(best),
             "young_s": checkpointing.young(costs.stall_s, mtbf_s), "daly_s": checkpointing.daly(costs.stall_s, mtbf_s),
-            "limit": limit, "longest_s": longest_s, "longest_steps": max(steps, math.floor(longest_s / step_s)) if steps and step_s else None,
+            "limit": limit, "longest_s": longest_s,
+            "longest_steps": max(steps, math.floor(longest_s / step_s)) if steps and step_s else None,
             "around": [account(interval_s) for interval_s in around]}
 
 
