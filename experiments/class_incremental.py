@@ -55,7 +55,7 @@ FLAGS = {
     "epochs": ("20", "over the rows of each task"),
     "seq": ("", "not used: a classifier has its own"),
     "topology": ("cpu:1", "where it runs"),
-    "plan": ("data=*", "how it is split"),
+    "plan": ("data=*,compute=f32", "how it is split, and in which precision it is computed"),
 }
 
 
