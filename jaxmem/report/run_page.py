@@ -98,6 +98,7 @@ def _head(run: Run, summary: Summary, now: float) -> Markup:
     figures = [
         ("Loss", loss_text(summary.loss), "measure"),
         ("Evaluation loss", loss_text(summary.eval_loss), "measure"),
+        *([("Evaluation accuracy", percent_text(summary.eval_accuracy), "measure")] if summary.eval_accuracy is not None else []),
         ("Step", seconds_text(summary.step_s), "measure"),
         ("Tokens a second", count_text(summary.tokens_per_s), "measure"),
         ("MFU", percent_text(summary.mfu), "measure"),

@@ -112,6 +112,8 @@ def render_comparison(found: Comparison, width: int = 100, color: bool | None = 
         "step": [UNKNOWN if run.step is None else f"{run.step:,}" for run in found.runs],
         "last loss": [loss_text(run.loss, 6) for run in found.runs],
         "last eval loss": [loss_text(run.eval_loss, 6) for run in found.runs],
+        **({"last eval accuracy": [percent_text(run.eval_accuracy) for run in found.runs]}
+           if any(run.eval_accuracy is not None for run in found.runs) else {}),
         "step time (measure)": [seconds_text(run.step_s) for run in found.runs],
         "step time (estimate)": [seconds_text(run.predicted_step_s) for run in found.runs],
         "tokens/s (measure)": [count_text(run.tokens_per_s) for run in found.runs],

@@ -17,7 +17,7 @@ from typing import Any
 
 CONFIG, VERSIONS, METRICS, EVENTS, LOCK = "config.json", "versions.json", "metrics.jsonl", "logs/events.jsonl", "lock"
 TRAIN_FIELDS = ("loss", "grad_norm", "lr", "step_s", "tokens_per_s", "mfu", "epoch", "batch", "time")
-EVAL_FIELDS = ("loss", "tokens", "seconds", "time")
+EVAL_FIELDS = ("loss", "accuracy", "tokens", "images", "seconds", "time")
 
 Event = Mapping[str, Any]
 

@@ -35,6 +35,7 @@ class Summary:
     steps: int | None = None
     loss: float | None = None
     eval_loss: float | None = None
+    eval_accuracy: float | None = None  # of classifiers
     step_s: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
@@ -109,6 +110,7 @@ def summarize(run: Run, now: float | None = None) -> Summary:
         steps=run.steps_asked,
         loss=train.last("loss"),
         eval_loss=run.metrics.eval.last("loss"),
+        eval_accuracy=run.metrics.eval.last("accuracy"),
         step_s=train.recent("step_s"),
         tokens_per_s=train.recent("tokens_per_s"),
         mfu=train.recent("mfu"),
