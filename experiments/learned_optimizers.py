@@ -212,8 +212,8 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
         Table(title="Test loss", lead=said, lines=loss, columns=(
             Column(name="task", head="task"), Column(name="network", head="network"),
             *(Column(name=own, head=own, unit="loss") for own in labels))),
-        Table(title="On how many tasks", lead="Tasks with a lower mean test loss, and in brackets those where the interval of the ratio "
-              "lies below 1 and, after a dash, above it.", columns=VERSUS, lines=counted(done, tasks, labels)),
+        Table(title="On how many tasks", lead="Tasks on which the mean test loss is lower. Clearly: the whole interval of the ratio lies "
+              "on that side of 1.", columns=VERSUS, lines=counted(done, tasks, labels)),
         *(Table(title=f"{task}, {TASKS.get(task)}", lead=size(done, task), columns=CHOSEN, lines=details(done, task, labels))
           for task in tasks)]
     rows = [ratios.Row(title=task, marks={own: ratio(done, task, own, METHODS["adam"]) for own in labels if own != METHODS["adam"]})
@@ -262,7 +262,8 @@ def counted(done: dict[tuple[str, str], Record], tasks: Sequence[str], labels: S
             if found:
                 below, above = (sum(one.half_width is not None and sign * (one.mean - 1) > one.half_width for one in found)
                                 for sign in (-1, 1))
-                line[base] = Cell(value=f"{sum(one.mean < 1 for one in found)} of {len(found)} ({below} – {above})", source="measure")
+                lower = f"{sum(one.mean < 1 for one in found)} of {len(found)}"
+                line[base] = Cell(value=f"{lower} ({below} clearly; {above} clearly not)", source="measure")
         out.append(line)
     return out
 

@@ -26,7 +26,7 @@ class Row:
 def drawing(title: str, axis: str, rows: Sequence[Row], *, alone: bool = True) -> str:
     """The SVG. `axis`: what the ratios are of. `alone`: a file of its own; otherwise a part of a page, which has a title already."""
     names = list(dict.fromkeys(name for row in rows for name in row.marks))
-    left = 24 + CHARACTER * max((len(row.title) for row in rows), default=0)
+    left = 34 + 1.25 * CHARACTER * max((len(row.title) for row in rows), default=0)
     scale = _scale([end for row in rows for mark in row.marks.values() if mark for end in _ends(mark)])
     width = max(left + WIDTH + RIGHT, 28 + 8.2 * len(title) * alone)
     top = 24.0 + 24 * alone
@@ -52,7 +52,7 @@ def _scale(ends: Sequence[float]) -> Range:
 
 def _axis(axis: str, scale: Range, depth: float) -> Markup:
     parts = []
-    values = ticks(scale.low, scale.high)
+    values = ticks(scale.low, scale.high, 9)
     for value in values:
         x = f"{WIDTH * scale.share(value):.1f}"
         parts += [element("line", x1=x, x2=x, y1=0, y2=depth, class_="grid"),

@@ -115,9 +115,9 @@ def test_wins_and_losses_are_counted_as_they_are():
     [head] = [line for line in table.splitlines() if line.startswith("| task | network")]
     assert head.replace("<br>*measure*", "") == "| task | network | Adam | AdamW | untrained | learned (seed0) | learned (seed1) |"
     # seed1: 0.9 of Adam on every seed of milton4, so the interval has no width; on segment 0.95, 1.25 and 1.1: above, but not clearly
-    assert "| learned (seed1) | 1 of 2 (1 – 0) | 0 of 1 (0 – 0) | — |" in table
+    assert "| learned (seed1) | 1 of 2 (1 clearly; 0 clearly not) | 0 of 1 (0 clearly; 0 clearly not) | — |" in table
     # seed0: 1.5, 1.55, 1.6 of Adam: clearly above
-    assert "| learned (seed0) | 0 of 1 (0 – 1) | 0 of 1 (0 – 0) | — |" in table
+    assert "| learned (seed0) | 0 of 1 (0 clearly; 1 clearly not) | 0 of 1 (0 clearly; 0 clearly not) | — |" in table
     assert "| 0.9 ± " not in table and "| 0.90x |" in table
     assert "1000 steps, 3 seeds. 1 records with other" in table and "9,000 parameters." in table
     # losses on other data are shown and compared with nothing
