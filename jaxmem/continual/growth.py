@@ -65,8 +65,8 @@ def grow(tree: Flat, old: DecoderConfig, new: DecoderConfig, *, fresh: Flat, see
             heads = (new.kv_heads if dim == "group" else size, size if dim == "group" else group["old"])
             for path, x in out.items():
                 if (axis := _axis(dims[path], dim)) is not None:
-                    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), size), zlib.crc32(path.encode()) & 0x7FFFFFFF)
-                    split = _sender(chosen, key, degree) if path == SENDERS[dim] else _receiver(chosen, degree)
+                    own = zlib.crc32(f"{seed} {path} {dim} {size}".encode())
+                    split = _sender(chosen, own, degree) if path == SENDERS[dim] else _receiver(chosen, degree)
                     out[path] = _along(x, dims[path], dim, axis, heads, split)
             size += extra
     for dim, old_size, new_size in (("layers", old.layers, new.layers), ("vocab", old.vocab, new.vocab),
@@ -104,7 +104,7 @@ def _receiver(chosen: np.ndarray, degree: int) -> Callable[[jax.Array, int], jax
     return split
 
 
-def _sender(chosen: np.ndarray, key: jax.Array, degree: int) -> Callable[[jax.Array, int], jax.Array]:
+def _sender(chosen: np.ndarray, seed: int, degree: int) -> Callable[[jax.Array, int], jax.Array]:
     """What a unit writes: a number is divided between the halves. The larger part is 1/2 to 3/4, so that the difference, which is the
     other part, is exact (Sterbenz), and so is their sum. The gradient of each half is that of the whole."""
     def split(x: jax.Array, axis: int) -> jax.Array:
@@ -112,9 +112,10 @@ def _sender(chosen: np.ndarray, key: jax.Array, degree: int) -> Callable[[jax.Ar
         whole = x[at]
         if degree:
             return jnp.concatenate([x, whole], axis)
-        share, coin = jax.random.split(key)
-        larger = (whole.astype(jnp.float32) * jax.random.uniform(share, whole.shape, jnp.float32, 0.5, 0.75)).astype(x.dtype)
-        smaller, first = whole - larger, jax.random.bernoulli(coin, shape=whole.shape)
+        bits = jax.random.bits(jax.random.key(seed), whole.shape, jnp.uint32)
+        share = 0.5 + (bits >> jnp.uint32(1)).astype(jnp.float32) * jnp.float32(2.0 ** -33)
+        larger = (whole.astype(jnp.float32) * share).astype(x.dtype)
+        smaller, first = whole - larger, (bits & jnp.uint32(1)) == 0
         return jnp.concatenate([x.at[at].set(jnp.where(first, larger, smaller)), jnp.where(first, smaller, larger)], axis)
     return split
 
