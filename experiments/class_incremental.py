@@ -20,6 +20,7 @@ test rows, the initialisation, the order of rows and what the buffer does.
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags as absl_flags
 
@@ -95,17 +96,25 @@ def _number[N: (int, float)](name: str, text: str, kind: type[N]) -> N:
 
 def run(point: Point) -> Found:
     import jax
+
+    from jaxmem.running import measured, starting
+
+    starting.start(parse_topology(point.topology), None)
+    values = trained(point, jax.devices())
+    return Found(backend=measured.backend(), values={name: (value, "measure") for name, value in values.items()})
+
+
+def trained(point: Point, devices: Sequence) -> dict[str, Any]:
+    """The values of a point's record, from training on these devices."""
     import optax
 
     from jaxmem.continual import learner, metrics, model
     from jaxmem.optim import transforms
-    from jaxmem.running import measured, starting
     from jaxmem.sharding import make_mesh
 
     topology, s = parse_topology(point.topology), point.settings
-    starting.start(topology, None)
     workload, plan = Workload.parse_line(point.workload), Plan.parse(point.plan, devices=topology.devices)
-    mesh = make_mesh(plan, jax.devices()[:topology.devices], slices=topology.slices)
+    mesh = make_mesh(plan, devices, slices=topology.slices)
     images, labels = IMAGES[s["dataset"].removeprefix("images:")]()
     expected = workload.rows["images"][0]
     if images.shape[1:] != tuple(expected):
@@ -121,15 +130,14 @@ def run(point: Point) -> Found:
                           shardings=placed.shardings)
     steps = sum(found.steps)
     rows = workload.batch + method.replay + method.r * (2 if method.distils else 1)
-    numbers = {
+    return {
         "final_accuracy": metrics.final_accuracy(found.accuracy, [len(task.test[1]) for task in sequence]),
         "average_accuracy": metrics.average_accuracy(found.accuracy), "new_accuracy": metrics.learning_accuracy(found.accuracy),
         "forgetting": metrics.forgetting(found.accuracy), "backward_transfer": metrics.backward_transfer(found.accuracy),
         "forward_transfer": metrics.forward_transfer(found.accuracy, found.before), "steps": steps, "rows_a_step": rows,
         "rows_trained": steps * rows, "train_s": sum(found.train_s), "timed_step_s": sum(found.train_s) / steps,
-        "buffer_bytes": found.buffer_bytes, "last_loss": found.losses[-1]}
-    lists = {"accuracy_matrix": found.accuracy.tolist(), "untrained": found.before.tolist(), "task_names": [one.name for one in sequence]}
-    return Found(backend=measured.backend(), values={name: (value, "measure") for name, value in (numbers | lists).items()})
+        "buffer_bytes": found.buffer_bytes, "last_loss": found.losses[-1], "accuracy_matrix": found.accuracy.tolist(),
+        "untrained": found.before.tolist(), "task_names": [one.name for one in sequence]}
 
 
 # ---------------------------------------------------------------- tables and figures, from the records
@@ -155,7 +163,8 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
         lines = [line | {"label": Cell(value=label(line["method"].value))} for line in page.lines(own)]
         tables += [Table(title=name, lead=f"Run here; {len({one['seed'] for one in own})} seeds.", columns=COLUMNS, lines=lines),
                    by_task(name, own)]
-        end, course = f"{name}: all test rows after the last task", f"{name}: each task's test rows after each task"
+        of = f"{own[0]['settings']['dataset']}, tasks {own[0]['settings']['tasks']}"
+        end, course = f"All test rows after the last task ({of})", f"Each task's test rows after each task ({of})"
         final = [Dot(name=line["label"].value, value=line["final_accuracy"].value) for line in lines]
         cases = [_panel(group) for group in _by_method(own).values()]
         figures += [(end, "A mark a method; the bar is its 95% interval over the seeds.", dots(end, "share right", final, alone=False)),

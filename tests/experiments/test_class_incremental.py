@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import jax
 import pytest
 from absl import flags as absl_flags
 
@@ -57,7 +58,8 @@ def test_a_pulse(tmp_path: pathlib.Path, capsys):
     assert experiment.main(class_incremental.EXPERIMENT, argv) == 0
     [one] = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     values = one["values"]
-    assert one["status"] == "done" and one["plan"] == "data=8" and one["backend"] == "cpu" and set(one["sources"].values()) == {"measure"}
+    assert (one["status"], one["plan"], one["backend"]) == ("done", "data=8,compute=f32", "cpu")
+    assert set(one["sources"].values()) == {"measure"}
     assert len(values["accuracy_matrix"]) == 2 and values["task_names"] == ["0+1", "2+3"] and values["rows_a_step"] == 32
     assert values["rows_trained"] == 32 * values["steps"] > 0 and 0 < values["final_accuracy"] <= 1 and values["train_s"] > 0
     assert {path.name for path in tmp_path.iterdir()} >= {"index.html", "table.md", "class_incremental.svg", "class_incremental_tasks.svg",
@@ -71,10 +73,10 @@ def test_a_pulse(tmp_path: pathlib.Path, capsys):
 def test_levels_on_mnist(method, low, high):
     """What incremental training loses, rehearsal keeps, and training from scratch would reach: half of the recorded run's epochs."""
     pytest.importorskip("mlxtend")
-    values = class_incremental.run(one_point(methods=method, epochs="10", topology="cpu:1")).values
-    assert low < values["final_accuracy"][0] < high
-    assert values["new_accuracy"][0] > 0.9  # whatever was lost had been learned
-    assert values["steps"][0] == (10 * sum(800 * i // 56 for i in range(1, 6)) if method == "scratch" else 10 * 5 * 14)
+    values = class_incremental.trained(one_point(methods=method, epochs="10"), jax.devices()[:1])
+    assert low < values["final_accuracy"] < high
+    assert values["new_accuracy"] > 0.9  # whatever was lost had been learned
+    assert values["steps"] == (10 * sum(800 * i // 56 for i in range(1, 6)) if method == "scratch" else 10 * 5 * 14)
 
 
 # ---------------------------------------------------------------- pages
