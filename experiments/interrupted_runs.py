@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxmem.cost.checkpointing import Costs
+from jaxmem.runs.checkpoint_costs import checkpoints
 from jaxmem.runs.goodput import Goodput, goodput
 from jaxmem.runs.reading import read_run
 from jaxmem.supervise.roster import Roster
@@ -167,42 +168,11 @@ def measured(run: Interrupted, steps: int) -> Measured:
     usual = [line["step_s"] for one in run.lives for line in one.lines[FIRST_STEPS:]] or [line["step_s"] for line in run.lines]
     starts = [one.start_s for one in run.lives if math.isfinite(one.start_s)]
     restarts = [one.start_s for one in run.lives[1:] if math.isfinite(one.start_s)] or starts  # without a kill, the first start
-    first, later, first_commits, commits = checkpoints(run.events, steps)
-    stalls, known = later or first, commits or first_commits
+    found = checkpoints(run.events, steps)
     end = next(event["time"] for event in reversed(run.events) if event["kind"] == "end")
-    return Measured(step_s=math.fsum(usual) / len(usual), stall_s=statistics.median(stalls) if stalls else None,
-                    first_stall_s=max(0.0, statistics.median(first) - statistics.median(later)) if first and later else None,
-                    commit_s=statistics.median(known) if known else None, restart_s=statistics.median(restarts) if restarts else None,
+    return Measured(step_s=math.fsum(usual) / len(usual), stall_s=found.stall_s, first_stall_s=found.first_stall_s,
+                    commit_s=found.commit_s, restart_s=statistics.median(restarts) if restarts else None,
                     end_s=end - run.lines[-1]["time"])
-
-
-def checkpoints(events: Iterable[Line], steps: int) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Seconds: stalls of the first checkpoint of each attempt, stalls of the others; begin to commit of the first, of the others.
-
-    A lazy checkpoint waits twice, when the copy begins and when it is handed over; both are its stall.
-    """
-    stalls: tuple[list[float], list[float]] = ([], [])
-    commits: tuple[list[float], list[float]] = ([], [])
-    begun: float | None = None
-    waited, count = 0.0, 0
-    saves: dict[int, tuple[float, int]] = {}  # step -> (when its checkpoint began, 0 for the first of an attempt and 1 for others)
-    for event in events:
-        if event["kind"] == "start":
-            begun, waited, count = None, 0.0, 0
-            saves.clear()
-        elif event["kind"] == "phase" and event["name"] == "checkpoint":
-            begun = event["time"] - event["seconds"] if begun is None else begun
-            waited += event["seconds"]
-            saves.setdefault(event.get("step", -1), (begun, min(count, 1)))
-        elif event["kind"] == "checkpoint":
-            if event["step"] < steps:
-                stalls[min(count, 1)].append(waited)
-            begun, waited, count = None, 0.0, count + 1
-        elif event["kind"] == "commit" and event["step"] < steps:
-            # a commit that comes before the phase is written down is of a save that waited for it
-            since, which = saves.get(event["step"], (event["time"] - event["seconds"], min(count, 1)))
-            commits[which].append(event["time"] - since)
-    return *stalls, *commits
 
 
 def replayed(lives: Sequence[Life], costs: Costs, *, step_s: float, steps: int, every: int, first_stall_s: float, end_s: float) -> float:

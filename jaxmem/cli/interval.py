@@ -2,13 +2,14 @@
 
   jaxmem interval --model=llama3-8b --topology=h100:16x8 --bandwidth=20GB/s --step_s=1.5
   jaxmem interval --model=llama3-70b --topology=v5p-512 --bandwidth=50GB/s --mtbf_hours=24
+  jaxmem interval --run=runs/first --mtbf_hours=24
 
 Bytes are exact from shapes. All else is an estimate in closed form: the interval of the largest
 expected goodput for failures that come at a constant rate, with each mode's own stall and commit
 time. What is not known is not made up: without --bandwidth or a failure rate the answer is a
-table over them. A rate is published for few chips (jaxmem takes that of Llama 3 for h100). A run
-says in logs/events.jsonl what it measured: --stall_s and --commit_s take that in place of the
-estimates, for the mode of --snapshot.
+table over them. A rate is published for few chips (jaxmem takes that of Llama 3 for h100).
+With --run everything is as in that run, and stall, commit time, step and start are what it
+measured; --stall_s and --commit_s give measured ones by hand. Either is of the mode --snapshot.
 """
 
 import json
@@ -24,6 +25,9 @@ from jaxmem.cost import checkpoint_time, checkpointing
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.report import interval as report
+from jaxmem.runs.checkpoint_costs import run_costs
+from jaxmem.runs.reading import read_run
+from jaxmem.runs.summary import require_run
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
 
@@ -38,6 +42,7 @@ _RATE = re.compile(r"([\d.]+(?:e[+-]?\d+)?)\s*([kMGTP]?)(i?)B(?:/s|ps)?", re.IGN
 def define(flags: absl_flags.FlagValues) -> None:
     f: dict[str, Any] = {"flag_values": flags}
     text, number = absl_flags.DEFINE_string, absl_flags.DEFINE_float
+    text("run", None, "a run of jaxmem train: its model, plan and topology, and what it measured", **f)
     text("model", None, "preset and changes, as in llama3-8b,layers=4", **f)
     text("topology", None, "v5p-128, h100:16x8, ...", **f)
     text("plan", "fsdp=*", "how it is split, as in data=2,fsdp=64", **f)
@@ -65,6 +70,9 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
 
 def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
     """Everything that is printed, as one dict: seconds, bytes, shares of 1; None is unknown. Raises InputError."""
+    start_s = None
+    if flags.run is not None:
+        start_s = take_run(flags)
     for name, example in (("model", "llama3-8b"), ("topology", "h100:16x8")):
         if flags[name].value is None:
             raise InputError(f"which {name}? --{name}=NAME, as in --{name}={example}")
@@ -86,7 +94,7 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
         raise InputError(f"plan {plan}: lazy snapshots need step=split")
     workload = Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=flags.batch or topology.devices, seq=flags.seq,
                               usual_seq=4096)
-    step_s, source = flags.step_s, "--step_s"
+    step_s, source = flags.step_s, "measured" if flags.run is not None and not flags["step_s"].present else "--step_s"
     if step_s is None and flags.batch:
         step_s, source = predicted_step_s(workload, plan, topology), "predicted from the compiled step"
     size = checkpoint_time.checkpoint_bytes(workload, plan, topology)
@@ -97,7 +105,8 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
         "model": workload.model_text, "optimizer": workload.optimizer_text, "plan": str(plan), "topology": str(topology),
         "devices": topology.devices, "hosts": topology.hosts, "snapshot": flags.snapshot, "total_bytes": size.total,
         "host_bytes": size.host, "device_bytes": size.device, "resident_bytes": size.resident, **rates,
-        "write_s": checkpoint_time.write_s(size, **rates), "read_s": checkpoint_time.read_s(size, topology, **rates),
+        "write_s": checkpoint_time.write_s(size, **rates), "start_s": start_s,
+        "read_s": checkpoint_time.read_s(size, topology, **rates) if start_s is None else None,
         "restart_s": flags.restart_s, "stall_s": flags.stall_s, "commit_s": flags.commit_s, "mtbf_s": mtbf_s,
         "device_hours": published[0] if published else flags.device_mtbf_hours,
         "mtbf_source": f"{published[1]} ({published[2]})" if published else None,
@@ -105,7 +114,8 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
 
     def of(mode: str, bytes_per_s: float | None, failures_s: float) -> dict[str, Any] | None:
         own = {"bytes_per_s": bytes_per_s, "host_bytes_per_s": rates["host_bytes_per_s"]}
-        writing, reading = checkpoint_time.write_s(size, **own), checkpoint_time.read_s(size, topology, **own)
+        writing = checkpoint_time.write_s(size, **own)
+        reading = checkpoint_time.read_s(size, topology, **own) if start_s is None else start_s
         restart_s = (flags.restart_s or 0.0) + (reading or 0.0)  # what is not known is left out, and the goodput is an upper bound
         costs = None
         if flags.stall_s is not None and mode == flags.snapshot:
@@ -126,6 +136,26 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
     failures = [mtbf_s] if mtbf_s is not None else [hours * 3600 for hours in MTBF_HOURS]
     return out | {"modes": None, "table": [{"bytes_per_s": one, "cells": [{"mtbf_s": two, "best": of(flags.snapshot, one, two)}
                                                                          for two in failures]} for one in bandwidths]}
+
+
+def take_run(flags: absl_flags.FlagValues) -> float | None:
+    """Set the flags that were not given to what the run has; returns the seconds from a start to the first step. Raises InputError."""
+    run = read_run(require_run(flags.run))
+    if (text := run.asked("workload")) is None or (topology := run.asked("topology")) is None:
+        raise InputError(f"--run={flags.run}: its config.json does not say what was trained")
+    workload, costs = Workload.parse_line(text), run_costs(run)
+    if costs.stall_s is None or costs.commit_s is None:
+        raise InputError(f"--run={flags.run}: it committed no checkpoint before its last; one with a smaller --checkpoint_every says more")
+    values = {"model": workload.model_text, "optimizer": workload.optimizer_text, "plan": run.asked("plan"), "topology": topology,
+              "snapshot": run.asked("snapshot"), "step_s": costs.step_s, "stall_s": costs.stall_s,
+              "commit_s": max(costs.stall_s, costs.commit_s)}
+    changed = [name for name in ("model", "optimizer", "plan", "topology", "snapshot") if flags[name].present]
+    if changed:
+        raise InputError(f"--run={flags.run} measured its own {', '.join(changed)}: leave --{changed[0]} out")
+    for name, value in values.items():
+        if value is not None and not flags[name].present:
+            flags[name].value = value
+    return costs.start_s
 
 
 def recommended(costs: checkpointing.Costs, mtbf_s: float, step_s: float | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def render(answer: dict[str, Any]) -> str:
     """Plain text, at most 100 columns."""
     written = "--bandwidth=...GB/s is not given" if answer["write_s"] is None else f"{seconds_text(answer['write_s'])} at {rates(answer)}"
     if answer["stall_s"] is not None:
-        written += (f"; as given for {answer['snapshot']}: a stall of {seconds_text(answer['stall_s'])}, committed after "
+        written += (f"; measured for {answer['snapshot']}: a stall of {seconds_text(answer['stall_s'])}, committed after "
                     f"{seconds_text(answer['commit_s'])}")
     rows = [("checkpoint", f"{bytes_text(answer['total_bytes'])} in all, {bytes_text(answer['host_bytes'])} a host, "
              f"{bytes_text(answer['device_bytes'])} a device"),
@@ -50,6 +50,8 @@ def failures(answer: dict[str, Any]) -> str:
 
 def restart(answer: dict[str, Any]) -> str:
     reading = f"{seconds_text(answer['read_s'])} to read the checkpoint" if answer["read_s"] is not None else "reading not known"
+    if answer["start_s"] is not None:
+        reading = f"{seconds_text(answer['start_s'])} from a start to the first step, measured"
     if answer["restart_s"] is None:
         return f"{reading}; the rest is not known (--restart_s), so goodputs are upper bounds"
     return f"{seconds_text(answer['restart_s'])} (--restart_s), and {reading}"

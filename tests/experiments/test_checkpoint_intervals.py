@@ -8,7 +8,7 @@ import pytest
 from absl import flags as absl_flags
 
 from experiments import checkpoint_intervals as question
-from experiments.interrupted_runs import Life, checkpoints, interrupted, life, measured, repeated, replayed
+from experiments.interrupted_runs import Life, interrupted, life, measured, repeated, replayed
 from jaxmem import experiment
 from jaxmem.cost.checkpointing import Costs, expected, optimum
 from jaxmem.records import record
@@ -79,30 +79,6 @@ def test_a_run_that_is_killed_at_random_ends_like_one_that_is_not(tmp_path: path
 
 
 # ---------------------------------------------------------------- what is measured
-
-def event(kind: str, time: float, **more) -> dict:
-    return {"kind": kind, "time": time, "attempt": 0} | more
-
-
-def test_stalls_and_commits_are_read_from_the_events():
-    """Two attempts, three checkpoints in the first; one is lazy in form: it waits when it begins and when it hands over."""
-    events = [
-        event("start", 0), event("phase", 12, name="checkpoint", seconds=2, step=10), event("checkpoint", 12, step=10),
-        event("commit", 15, step=10, seconds=4),
-        event("phase", 20.1, name="checkpoint", seconds=0.1, step=20), event("phase", 20.5, name="checkpoint", seconds=0.2),
-        event("phase", 20.9, name="checkpoint", seconds=0.3, step=20), event("checkpoint", 20.9, step=20),
-        event("commit", 23, step=20, seconds=2),
-        event("phase", 30.5, name="checkpoint", seconds=0.5, step=30), event("checkpoint", 30.5, step=30),  # never committed
-        event("supervisor", 31, text="process 0 was killed by SIGALRM"), event("start", 40),
-        event("phase", 44, name="checkpoint", seconds=3, step=30), event("checkpoint", 44, step=30),
-        event("commit", 46, step=30, seconds=5),
-        event("phase", 50, name="checkpoint", seconds=1, step=40), event("checkpoint", 50, step=40),
-        event("commit", 51, step=40, seconds=2),
-    ]
-    first, later, first_commits, commits = checkpoints(events, steps=40)
-    assert first == [2, 3] and later == pytest.approx([0.6, 0.5])  # the one at the end, of step 40, is none of them
-    assert first_commits == [5, 5] and commits == pytest.approx([3.0])
-
 
 def test_a_life_s_start_and_what_was_done_twice():
     def line(step, time, loss=1.0):
