@@ -11,6 +11,9 @@ from jaxmem.checkpoint.formats import read, write
 from jaxmem.checkpoint.formats.saved import saved_params
 from jaxmem.data import open_for
 from jaxmem.data.images import digits
+from jaxmem.report import run_page
+from jaxmem.runs.reading import read_run
+from jaxmem.runs.summary import summarize
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -59,6 +62,9 @@ def test_it_learns_digits_and_says_the_accuracy(trained, tmp_path):
     assert abs((logits.argmax(-1) == labels).sum() - lines[-1]["accuracy"] * 85) <= close < 8
     loss = (np.log(np.exp(logits).sum(-1)) - logits[np.arange(85), labels]).mean()
     assert lines[-1]["loss"] == pytest.approx(loss, rel=0.02)
+    summary = summarize(read_run(trained))
+    assert summary.eval_accuracy == lines[-1]["accuracy"]
+    assert f"Evaluation accuracy</span><b>{100 * lines[-1]['accuracy']:.1f}%" in run_page.render(trained)
     first = training.metrics(trained)[0]
     assert first["tokens_per_s"] is None or first["tokens_per_s"] == pytest.approx(64 / first["step_s"])
 

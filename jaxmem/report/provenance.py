@@ -11,7 +11,8 @@ WAYS = {
 }
 MFU = (
     "MFU is model FLOPs / (step seconds x devices x dense peak of the compute dtype); model FLOPs are 6 x parameters without the "
-    "input embedding x tokens + 12 x layers x heads x head size x sequence x tokens."
+    "input embedding x tokens + 12 x layers x heads x head size x sequence x tokens. Of images the patches are the tokens, and a "
+    "classifier's head counts once an image."
 )
 
 
