@@ -83,7 +83,8 @@ class Snapshots:
 def to_pinned_host(x: jax.Array) -> jax.Array:
     """A copy of this process's shards, each by its device's own transfer: for an array of several processes, `device_put` of the whole
     would be a program in the queue of the step, and overlap with nothing."""
-    parts = [jax.device_put(shard.data, SingleDeviceSharding(shard.device, memory_kind="pinned_host")) for shard in x.addressable_shards]
+    parts = [jax.device_put(shard.data, SingleDeviceSharding(shard.device, memory_kind="pinned_host"), may_alias=False)
+             for shard in x.addressable_shards]  # without may_alias what lies in pinned host memory already would be no copy
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding.with_memory_kind("pinned_host"), parts)
 
 
