@@ -54,6 +54,7 @@ FLAGS = {
     "rule": ("celo", f"whose numbers they are: {', '.join(RULE_LRS)}"),
     "steps": ("1000", "of training"),
     "inner_seeds": ("3", "runs of each configuration, all in one program"),
+    "refine": ("0", "learning rates tried between each two of the list, for every method"),
     "batch": ("64", "rows a step"),
     "topology": ("cpu:1", "a single device here"),
     "model": ("", UNUSED), "optimizer": ("", "not used: see --methods"), "seq": ("", UNUSED), "plan": ("", UNUSED),
@@ -66,7 +67,8 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Tasks x methods, and x weights where the method has them."""
     if flags.sweep:
         raise InputError("--sweep: this experiment has --tasks, --methods, --weights, --steps and --inner_seeds in its place")
-    numbers = {name: whole(name, getattr(flags, name)) for name in ("steps", "inner_seeds", "batch")}
+    numbers = {name: whole(name, getattr(flags, name), least) for name, least in
+               (("steps", 1), ("inner_seeds", 1), ("batch", 1), ("refine", 0))}
     if flags.rule not in RULE_LRS:
         raise InputError(f"--rule={flags.rule}: unknown{nearest(flags.rule, RULE_LRS)}")
     tasks, methods = chosen("tasks", flags.tasks, TASKS), chosen("methods", flags.methods, METHODS)
@@ -76,7 +78,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
         for method in methods:
             plain = method.removesuffix("+wd")
             rule = {} if plain.startswith("adam") else {"rule": flags.rule}
-            lrs = RULE_LRS[flags.rule] if rule else ADAM_LRS
+            lrs = refined(RULE_LRS[flags.rule] if rule else ADAM_LRS, numbers["refine"])
             decays = DECAYS if method == "adamw" or method.endswith("+wd") else (0.0,)
             for weights in files if trained(method) else [None]:
                 points.append(Point(
@@ -84,6 +86,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
                     plan="", seeded=False, settings={
                         "task": task, "method": method, "steps": numbers["steps"], "inner_seeds": numbers["inner_seeds"],
                         "batch_rows": numbers["batch"], "lrs": show(lrs), "decays": show(decays), **rule,
+                        **({"refine": numbers["refine"]} if numbers["refine"] else {}),
                         **({"weights": weights[0], "weights_sha256": weights[1]} if weights else {})}))
     return points
 
@@ -102,10 +105,17 @@ def chosen(flag: str, text: str, known: Iterable[str]) -> list[str]:
     return names
 
 
-def whole(name: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--{name}={text}: expected a whole number, at least 1")
+def whole(name: str, text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise InputError(f"--{name}={text}: expected a whole number, at least {least}")
     return int(text)
+
+
+def refined(lrs: Sequence[float], between: int) -> tuple[float, ...]:
+    """With `between` more from each to the next, evenly spaced in their logarithm, to three digits."""
+    parts = between + 1
+    inside = [float(f"{low * (high / low) ** (i / parts):.3g}") for low, high in zip(lrs, lrs[1:], strict=False) for i in range(parts)]
+    return *inside, lrs[-1]
 
 
 def path_of(weights: str, rule: str) -> pathlib.Path:
@@ -204,7 +214,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     tasks = [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
     said = f"Mean cross-entropy in nats at the chosen configuration, lower is better; {same[0]} steps, {same[1]} seeds." if same else ""
     if len(ordered) < len(every):
-        said += f" {len(every) - len(ordered)} records with other steps, seeds or batches are left out."
+        said += f" {len(every) - len(ordered)} records with other steps, seeds, batches or learning rates are left out."
     loss = [{"task": Cell(value=task), "network": Cell(value=TASKS.get(task))} |
             {own: Cell(value=over_seeds(done[task, own], "test_losses"), source="measure") for own in labels if (task, own) in done}
             for task in tasks]
@@ -228,7 +238,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
 
 
 def protocol(one: Record) -> tuple[int, ...]:
-    return tuple(one["settings"][name] for name in ("steps", "inner_seeds", "batch_rows"))
+    return tuple(one["settings"].get(name, 0) for name in ("steps", "inner_seeds", "batch_rows", "refine"))
 
 
 def label(one: Record) -> str:

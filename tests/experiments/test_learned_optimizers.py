@@ -54,6 +54,13 @@ def test_the_grid_is_tasks_by_methods_by_weights(files):
         ("adam", 7, "0.0"), ("untrained+wd", 7, "0.03+0.1+0.3+1.0")]
 
 
+def test_learning_rates_in_between():
+    assert learned.refined((1e-3, 3e-3, 1e-2), 0) == (1e-3, 3e-3, 1e-2)
+    assert learned.refined((1e-3, 4e-3, 1e-2), 1) == (1e-3, 2e-3, 4e-3, 6.32e-3, 1e-2)
+    finer = learned.grid(flags(weights="", methods="adam", tasks="segment", refine="1"))[0].settings["lrs"].split("+")
+    assert len(finer) == 9 and set(map(float, finer)) >= set(learned.ADAM_LRS)
+
+
 def test_the_same_file_with_other_numbers_is_another_point(files):
     one = learned.grid(flags(weights=files[0], tasks="segment", methods="learned"))[0]
     files[0].write_bytes(files[1].read_bytes())
