@@ -14,7 +14,8 @@ from jaxmem.plan import Plan
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
-MOST_COMPILES = 12
+MOST_COMPILES = 16
+BY_LINE = 7
 MOST_RUNS = 65536
 
 
@@ -70,8 +71,8 @@ def try_runs(workload: Workload, plan: Plan, topology: Topology, runs: int, *, m
 def largest(tries: Callable[[int], tuple[Tried, int]], *, step: int = 1, say: Callable[[str], None] = lambda line: None) -> Largest:
     """The largest multiple of `step` (the groups of devices) for which `tries` says that it fits.
 
-    Every guess lies on the line through the two tried numbers nearest to the limit, kept strictly between what fits and what does not, so
-    each compile narrows them; a line that leads nowhere falls back on halving. Stops after MOST_COMPILES: the answer is then not `certain`.
+    Every guess lies strictly between what fits and what does not, so each compile narrows them. Stops after MOST_COMPILES: the answer is
+    then not `certain`.
     """
     tried: dict[int, Tried] = {}
     usable = 0
@@ -95,22 +96,24 @@ def largest(tries: Callable[[int], tuple[Tried, int]], *, step: int = 1, say: Ca
 
 
 def next_guess(tried: dict[int, Tried], usable: int, low: int, high: int) -> int | None:
-    """What to try next, strictly between `low` and `high`; None where nothing is left between them."""
+    """What to try next, strictly between `low` and `high`; None where nothing is left between them.
+
+    Where the line through the two known peaks nearest to the limit meets it; the middle where there is no such line, or it has been
+    followed BY_LINE times.
+    """
     if high - low <= 1:
         return None
+    middle = (low + high) // 2
     known = sorted((n, one.peak_bytes) for n, one in tried.items() if one.peak_bytes is not None)
     if len(known) < 2:
-        return min(max(low * 2, 1), high - 1) if low else (low + high) // 2
+        return min(2 * low, high - 1) if low else middle
     (a, at_a), (b, at_b) = sorted(known, key=lambda one: abs(usable - one[1]))[:2]
-    slope = (at_b - at_a) / (b - a)
-    wanted = math.floor(a + (usable - at_a) / slope) if slope > 0 else 0
-    if wanted in tried and wanted == low:  # the line ends here: see whether the next one really does not fit
-        wanted = low + 1
-    elif wanted >= high and high in tried:
-        wanted = high - 1
-    elif wanted <= low:
-        wanted = low + 1
-    return wanted if low < wanted < high else (low + high) // 2
+    if at_a == at_b or len(tried) > BY_LINE:
+        return middle
+    wanted = math.floor(a + (usable - at_a) * (b - a) / (at_b - at_a))
+    if wanted >= high:  # it bends, or the refusal had no number: then nothing is known of how far beyond it is
+        return high - 1 if high in tried and tried[high].peak_bytes is not None else middle
+    return max(wanted, low + 1)
 
 
 def line(tried: list[Tried]) -> tuple[float, float] | None:

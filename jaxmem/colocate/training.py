@@ -87,7 +87,8 @@ def train_many(workload: Workload, plan: Plan, topology: Topology, runs: Sequenc
     losses: dict[int, list[float]] = {i: [] for i in range(len(runs))}
     evals: dict[int, float] = {}
     times, setup_s, memory = [], 0.0, None
-    for wave in waves(workload, plan, topology, runs, how, ready=time.perf_counter()):
+    names = ("init", "train", *(("eval",) if eval_rows else ()))
+    for wave in waves(workload, plan, topology, runs, how, names):
         setup_s += wave.setup_s
         memory = memory_of(wave.lanes[0].compiled["train"])
         times.append(train_wave(wave, runs, train, workload, steps, schedule, warmup, losses))
@@ -120,27 +121,28 @@ class Wave:
     setup_s: float
 
 
-def waves(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], how: How, *, ready: float) -> Iterator[Wave]:
+def waves(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], how: How, names: Sequence[str]) -> Iterator[Wave]:
+    ready = time.perf_counter()
     devices = jax.devices()[:topology.devices]
     everyone = range(len(runs))
     if how == "vmapped":
         built = vmapped.build(workload, plan, topology, devices, runs=len(runs))
-        yield started([Lane(built, compiled(built), runs, True)], [list(everyone)], workload, ready)
+        yield started([Lane(built, compiled(built, names), runs, True)], [list(everyone)], workload, ready)
     elif how == "parts":
-        lanes = [Lane(built, compiled(built), [run], False) for built, run in
+        lanes = [Lane(built, compiled(built, names), [run], False) for built, run in
                  zip(parts.programs(workload, plan, topology, len(runs), devices), runs, strict=True)]
         yield started(lanes, [[i] for i in everyone], workload, ready)
     else:
         one = parts.part_of(topology, vmapped.groups_of(plan, topology, topology.devices // plan.devices or 1))
         built = step.build(workload, plan, one, parts.groups(topology, topology.devices // one.devices, devices)[0])
-        programs = compiled(built)
+        programs = compiled(built, names)
         for i in everyone:
             yield started([Lane(built, programs, [runs[i]], False)], [[i]], workload, ready)
             ready = time.perf_counter()
 
 
-def compiled(built: step.Programs) -> dict[str, jax.stages.Compiled]:
-    return {name: built[name].lower().compile() for name in ("init", "train")}
+def compiled(built: step.Programs, names: Sequence[str]) -> dict[str, jax.stages.Compiled]:
+    return {name: built[name].lower().compile() for name in names}
 
 
 def started(lanes: list[Lane], members: list[list[int]], workload: Workload, began: float) -> Wave:
@@ -210,15 +212,14 @@ def reading(wave: Wave, data: Data, workload: Workload) -> Iterator[Callable[[Se
 
 
 def evaluate(wave: Wave, data: Data, workload: Workload, rows: int, out: dict[int, float]) -> None:
-    """Mean loss a token over the first `rows` rows that are held out, rounded up to whole batches."""
+    """Mean loss a token or image over the first `rows` rows that are held out, rounded up to whole batches."""
     for lane, members in zip(wave.lanes, wave.members, strict=True):
-        program = lane.programs["eval"].lower().compile()
-        sums, tokens = np.zeros(len(members)), np.zeros(len(members))
+        totals: dict[str, np.ndarray] = {}
         host = {name: NamedSharding(lane.programs.mesh, P()) for name in lane.programs.batch}
         for batch in eval_batches(data, workload.batch, host, limit=-(-rows // workload.batch)):
             same = {name: np.broadcast_to(np.asarray(value), (len(members), *value.shape)) for name, value in batch.items()}
             given = {name: put(same[name], lane, leaf.sharding) for name, leaf in lane.programs.batch.items()}
-            found = program(lane.state["params"], given)
-            sums += np.atleast_1d(np.asarray(found["loss_sum"], np.float64))
-            tokens += np.atleast_1d(np.asarray(found["tokens"], np.float64))
-        out |= dict(zip(members, (sums / tokens).tolist(), strict=True))
+            for name, value in lane.compiled["eval"](lane.state["params"], given).items():
+                totals[name] = totals.get(name, np.zeros(len(members))) + np.atleast_1d(np.asarray(value, np.float64))
+        means = totals["loss_sum"] / totals["tokens" if "tokens" in totals else "images"]
+        out |= dict(zip(members, means.tolist(), strict=True))

@@ -1,0 +1,66 @@
+"""Training many runs, in all three ways, against each other and against `jaxmem train`."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from jaxmem.colocate.training import Run, Trained, train_many
+from jaxmem.hardware import parse_topology
+from jaxmem.plan import Plan
+from jaxmem.spec import InputError
+from jaxmem.workload import Workload
+from tests.training import metrics, train_here
+
+WORKLOAD = Workload.parse(model="mlp,mlp=32", batch=8)
+RUNS = [Run(seed=5, lr=0.02), Run(seed=6, lr=0.05), Run(seed=5, lr=0.1), Run(seed=7, lr=0.02, clip=0.05)]
+
+
+@functools.cache
+def trained(how: str, plan: str = "compute=f32", topology: str = "cpu:2", runs: int = 4, eval_rows: int = 20) -> Trained:
+    return train_many(WORKLOAD, Plan.parse(plan), parse_topology(topology), RUNS[:runs], how=how, steps=6,  # type: ignore[arg-type]
+                      data="images:digits", schedule="cosine", warmup=2, eval_rows=eval_rows)
+
+
+def test_one_program_learns_what_runs_alone_learn():
+    ours, theirs = trained("vmapped"), trained("one_after_another")
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-5)
+    np.testing.assert_allclose(ours.eval_losses, theirs.eval_losses, rtol=1e-5)
+    assert np.shape(theirs.losses) == (4, 6) and np.mean(theirs.losses, axis=0)[-1] < np.mean(theirs.losses, axis=0)[0] - 0.1
+    assert len({round(one, 4) for one in theirs.eval_losses}) == 4  # each run's own seed, rate or clip shows
+
+
+def test_parts_learn_it_bit_for_bit():
+    ours, theirs = trained("parts", runs=2), trained("one_after_another")
+    assert ours.losses == theirs.losses[:2] and ours.eval_losses == theirs.eval_losses[:2]
+
+
+def test_what_is_measured_is_positive_and_memory_is_of_a_program():
+    many, one = trained("vmapped"), trained("one_after_another")
+    assert many.step_s > 0 and many.setup_s > 0
+    state = 12 * WORKLOAD.model.parameters + 8  # f32 parameters and moments, and the two counts
+    assert one.memory["alias_bytes"] == pytest.approx(state, rel=0.01)
+    assert many.memory["alias_bytes"] == pytest.approx(2 * state, rel=0.01)  # four runs on two devices
+
+
+@pytest.mark.parametrize("words, change", [
+    ("how=vmaped: expected one of vmapped, parts, one_after_another; did you mean vmapped", {"how": "vmaped"}),
+    ("0 runs of 6 steps", {"runs": []}), ("4 runs of 0 steps", {"steps": 0}), ("step=split", {"plan": Plan(step="split")}),
+    ("4 equal parts", {"how": "parts"}), ("nearest: 2 or 4", {"runs": RUNS[:3]})])
+def test_mistakes_are_told(words, change):
+    given = {"plan": Plan(), "runs": RUNS, "how": "vmapped", "steps": 6} | change
+    plan, runs = given.pop("plan"), given.pop("runs")
+    with pytest.raises(InputError, match=words):
+        train_many(WORKLOAD, plan, parse_topology("cpu:2"), runs, data="images:digits", **given)
+
+
+@pytest.mark.long
+def test_a_run_is_the_one_that_jaxmem_train_makes(tmp_path):
+    """Same seed, rate, schedule, clip and data: the losses of the run's folder, bit for bit."""
+    flags = {"model": "decoder-tiny,layers=1", "plan": "fsdp=8", "topology": "cpu:8", "batch": 8, "seq": 32, "steps": 6,
+             "schedule": "cosine", "warmup": 2, "lr": 0.01, "seed": 5, "data": "text:python", "checkpoint_every": 0}
+    assert train_here(tmp_path / "run", **flags) == 0
+    workload = Workload.parse(model=flags["model"], batch=8, seq=32)
+    found = train_many(workload, Plan.parse("fsdp=8"), parse_topology("cpu:8"), [Run(seed=5, lr=0.01)], how="one_after_another", steps=6,
+                       data="text:python", schedule="cosine", warmup=2)
+    assert found.losses[0] == [line["loss"] for line in metrics(tmp_path / "run")]
