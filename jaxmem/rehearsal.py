@@ -10,6 +10,7 @@ from typing import Literal
 from jaxmem import spec
 from jaxmem.plan import Plan, nearest_multiple
 from jaxmem.spec import InputError
+from jaxmem.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,14 @@ class Rehearsal:
         """Rows that each shard sends to each, itself included, in one draw."""
         return self.r * self.every // shards**2
 
-    def bytes(self, row_bytes: int, shards: int) -> int:
-        """Of one device's shard and its staged rows, in closed form. While a draw is made its rows exist twice."""
-        return row_bytes * (self.capacity // shards + self.r * self.every // shards)
+    def buffer_bytes(self, row_bytes: int, shards: int) -> int:
+        """Of one shard, in closed form."""
+        return row_bytes * self.capacity // shards
+
+    def device_bytes(self, row_bytes: int, shards: int) -> int:
+        """On one device, in closed form: its shard, unless that is in the host's memory, and its staged rows, which exist twice while a
+        draw is made."""
+        return (self.buffer_bytes(row_bytes, shards) if self.memory == "device" else 0) + 2 * row_bytes * self.r * self.every // shards
 
     def problems(self, *, batch: int, shards: int) -> list[str]:
         """Every reason why this cannot run beside `batch` incoming rows on `shards` shards, with the nearest choice that can."""
@@ -86,6 +92,11 @@ class Rehearsal:
             out.append(f"rehearsal: policy=replace takes candidates, from 1 to batch({batch}){was}; "
                        f"a quarter of the batch is candidates={max(batch // 4, 1)}")
         return out
+
+
+def row_bytes(workload: Workload) -> int:
+    """Bytes of one row of a batch."""
+    return sum(4 * math.prod(shape) for shape, _ in workload.rows.values())  # f32 and int32
 
 
 def shards_of(plan: Plan) -> int:

@@ -20,7 +20,8 @@ from jaxmem.environment import versions
 from jaxmem.hardware import CHIPS, CLOUD_SHAPES, Topology, parse_topology
 from jaxmem.models.configs import blocks
 from jaxmem.plan import Plan
-from jaxmem.resident import resident_bytes
+from jaxmem.rehearsal import Rehearsal
+from jaxmem.resident import name_rehearsal, rehearsal_bytes, resident_bytes
 from jaxmem.spec import InputError
 from jaxmem.targets.compile import Artifact, Progress, Request, backend_name, compile_programs
 from jaxmem.targets.flags import flags_for
@@ -67,8 +68,10 @@ def check_fraction(mem_fraction: float) -> None:
 
 def check_workload(workload: Workload, plan: Plan, topology: Topology, *, programs: tuple[str, ...] = ("init", "train", "eval", "save"),
                    mem_fraction: float = 0.75, compiler_flags: str = "", timeout_s: float = 1800, jobs: int | None = None,
-                   use_cache: bool = True, advise: bool = False, progress: Progress = to_stderr) -> dict[str, Any]:
-    """The check of the three strings. Raises InputError with every problem of the plan."""
+                   use_cache: bool = True, advise: bool = False, rehearsal: Rehearsal | None = None,
+                   progress: Progress = to_stderr) -> dict[str, Any]:
+    """The check of the three strings. Raises InputError with every problem of the plan. `rehearsal`: a buffer whose `r` rows are part
+    of the workload's batch."""
     check_fraction(mem_fraction)
     if problems := plan.problems(workload, topology):
         raise InputError("\n".join(problems))
@@ -80,10 +83,12 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
                       flags=flags)
     artifacts = compile_programs(request, timeout_s=timeout_s, jobs=jobs, use_cache=use_cache, progress=progress)
     artifacts = dict(artifacts)
-    resident = {name: resident_bytes(workload, plan, name) for name in artifacts}
+    resident = {name: resident_bytes(workload, plan, name) + rehearsal_bytes(rehearsal, workload, plan) for name in artifacts}
     flops = model_flops_module.model_flops(workload)
     check = assemble(artifacts, topology, mem_fraction=mem_fraction, flags=flags, resident=resident, model_flops=flops)
     explain_refusal(check, request, topology, resident, timeout_s=timeout_s, use_cache=use_cache, progress=progress)
+    if rehearsal:
+        name_rehearsal(check, rehearsal, workload, plan, topology)
     step_s = check["step_s"]
     check |= {"workload": str(workload), "plan": str(plan), "parameters": workload.model.parameters, "model_flops": flops,
               "tokens_per_s": workload.tokens / step_s if step_s else None,
@@ -119,7 +124,8 @@ def check_workload(workload: Workload, plan: Plan, topology: Topology, *, progra
             changed_request = dataclasses.replace(request, spec={"kind": "workload", "workload": str(new_workload), "plan": str(new_plan)},
                                                   programs=names, flags=flags_for(new_plan.flags, topology, compiler_flags))
             compiled = compile_programs(changed_request, timeout_s=timeout_s, jobs=jobs, use_cache=use_cache, progress=progress)
-            beside = {name: resident_bytes(new_workload, new_plan, name) for name in compiled}
+            kept = rehearsal_bytes(rehearsal, new_workload, new_plan)
+            beside = {name: resident_bytes(new_workload, new_plan, name) + kept for name in compiled}
             return assemble(compiled, topology, mem_fraction=mem_fraction, flags=changed_request.flags, resident=beside,
                             model_flops=model_flops_module.model_flops(new_workload))
         check["advice"] = advice.advise(workload, plan, topology, check, verify=again if advise else None, progress=progress)

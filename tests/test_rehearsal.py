@@ -2,8 +2,9 @@
 
 import pytest
 
-from jaxmem.rehearsal import Rehearsal
+from jaxmem.rehearsal import Rehearsal, row_bytes
 from jaxmem.spec import InputError
+from jaxmem.workload import Workload
 
 
 def test_it_prints_as_it_parses():
@@ -63,4 +64,8 @@ def test_the_closed_forms():
     found = Rehearsal.parse("r=16,capacity=640,every=8,classes=10,policy=replace,candidates=14")
     assert found.probability(56) == 0.25
     assert found.slots(8) == 8 and found.rows_per_pair(8) == 2
-    assert found.bytes(100, 8) == 100 * (80 + 16)
+    assert found.buffer_bytes(100, 8) == 8000 and found.device_bytes(100, 8) == 8000 + 2 * 1600
+    host = Rehearsal.parse("r=16,capacity=640,every=8,memory=pinned_host")
+    assert host.device_bytes(100, 8) == 2 * 1600 and host.buffer_bytes(100, 8) == 8000
+    assert row_bytes(Workload.parse(model="gpt2", batch=8, seq=128)) == 4 * 128 * 4
+    assert row_bytes(Workload.parse(model="mlp-mnist", batch=8)) == 785 * 4

@@ -11,6 +11,7 @@ abstract arguments.
 Exit status: 0 fits or tight, 2 bad input, 3 does not fit, 4 unknown.
 """
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -24,12 +25,13 @@ from jaxmem.cli import arguments
 from jaxmem.hardware import Topology, parse_topology
 from jaxmem.models.configs import MODELS, seq_for
 from jaxmem.plan import Plan
+from jaxmem.rehearsal import Rehearsal, shards_of
 from jaxmem.spec import InputError, nearest, parse_preset
 from jaxmem.workload import Workload
 
 PROGRAMS = ("init", "train", "eval", "save")
 STATUS = {"fits": 0, "tight": 0, "does_not_fit": 3, "unknown": 4}
-_OF_WORKLOADS = ("model", "plan", "optimizer", "batch", "seq", "programs")
+_OF_WORKLOADS = ("model", "plan", "optimizer", "batch", "seq", "programs", "rehearsal")
 _KEPT = "programs that finished compiling are kept, and the same command goes on from there"
 
 
@@ -43,6 +45,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_integer("batch", None, "sequences a step, over all devices (default: one a device)", lower_bound=1, **f)
     absl_flags.DEFINE_integer("seq", None, "tokens a sequence (default: 4096, or all positions that the model has, or patches of an image)",
                               lower_bound=1, **f)
+    absl_flags.DEFINE_string("rehearsal", "", "a rehearsal buffer beside the batch, as train has it: r=16,capacity=4096", **f)
     absl_flags.DEFINE_string("program", None, "FILE:build, a program of your own instead of a model", **f)
     absl_flags.DEFINE_string("programs", ",".join(PROGRAMS), "which programs to check", **f)
     absl_flags.DEFINE_float("mem_fraction", 0.75,
@@ -90,9 +93,14 @@ def _workload(flags: absl_flags.FlagValues, topology: Topology, options: dict[st
         print(f"taking --batch={batch} --seq={seq}", file=sys.stderr)
     workload = Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=batch, seq=seq)
     plan = Plan.parse(flags.plan, devices=topology.devices)
+    rehearsal = Rehearsal.parse(flags.rehearsal) if flags.rehearsal else None
+    if rehearsal:
+        if problems := rehearsal.problems(batch=workload.batch, shards=shards_of(plan)):
+            raise InputError("\n".join(problems))
+        workload = dataclasses.replace(workload, batch=workload.batch + rehearsal.r)
     from jaxmem import verdict
 
-    return verdict.check_workload(workload, plan, topology, programs=programs, advise=flags.advise, **options)
+    return verdict.check_workload(workload, plan, topology, programs=programs, advise=flags.advise, rehearsal=rehearsal, **options)
 
 
 def _own_program(flags: absl_flags.FlagValues, topology: Topology, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.data.rehearsal import programs as programs_module
-from jaxmem.data.rehearsal.buffer import Fields, row_bytes
+from jaxmem.data.rehearsal.buffer import Fields
 from jaxmem.data.rehearsal.redeal import redeal, redeal_staged
 from jaxmem.data.rows import Data
 from jaxmem.rehearsal import Rehearsal
@@ -111,9 +111,3 @@ def abstract_of_others(saved: Rehearsal, shards: int, fields: Fields, mesh: Mesh
     shapes = programs_module.shapes(saved, shards, fields)
     return {name: jax.tree.map(lambda x, name=name: placed(x, {"buffer": (0, 2) if x.ndim > 2 else (), "staged": (0,)}.get(name, ())), part)
             for name, part in shapes.items()}
-
-
-def device_bytes(rehearsal: Rehearsal, fields: Fields, shards: int) -> int:
-    """On one device, in closed form: its shard, unless that is in the host's memory, and its staged rows."""
-    one = row_bytes(fields)
-    return rehearsal.bytes(one, shards) - (one * rehearsal.capacity // shards if rehearsal.memory == "pinned_host" else 0)
