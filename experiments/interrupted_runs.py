@@ -98,6 +98,8 @@ def interrupted(arguments: Sequence[str], out: pathlib.Path, *, mtbf_s: float, s
     run = read_run(out)
     seen.append(training_lines(out))
     ends = [event["time"] for event in run.events if event["kind"] == "supervisor" and "was killed" in event["text"]]
+    if len(ends) != len(begins) - 1:
+        raise RuntimeError(f"{len(begins)} starts and {len(ends)} kills: an attempt ended in another way; see the supervisor's lines")
     lives = tuple(life(since, begin, end, lines)
                   for since, begin, end, lines in zip([begins[0], *ends], begins, [*ends, math.inf], seen[1:], strict=True))
     end = next(event for event in reversed(run.events) if event["kind"] == "end")
