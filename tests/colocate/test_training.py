@@ -26,7 +26,7 @@ def test_one_program_learns_what_runs_alone_learn():
     ours, theirs = trained("vmapped"), trained("one_after_another")
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-5)
     np.testing.assert_allclose(ours.eval_losses, theirs.eval_losses, rtol=1e-5)
-    assert np.shape(theirs.losses) == (4, 6) and np.mean(theirs.losses, axis=0)[-1] < np.mean(theirs.losses, axis=0)[0] - 0.1
+    assert np.shape(theirs.losses) == (4, 6) and np.mean(theirs.losses, axis=0)[-1] < np.mean(theirs.losses, axis=0)[0] - 0.05
     assert len({round(one, 4) for one in theirs.eval_losses}) == 4  # each run's own seed, rate or clip shows
 
 
