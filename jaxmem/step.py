@@ -37,7 +37,7 @@ from jaxmem.sharding import make_mesh, sharding_for, spec_for, with_sharding
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
-ARRAY_DTYPES = {"f32": jnp.dtype(jnp.float32), "int32": jnp.dtype(jnp.int32)}  # of a batch
+ARRAY_DTYPES = {"f32": jnp.dtype(jnp.float32), "int32": jnp.dtype(jnp.int32), "uint8": jnp.dtype(jnp.uint8)}  # of a batch
 DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16), "f16": jnp.dtype(jnp.float16)}
 # GPUs that jax's Triton lowering (0.12.0.1, pallas/triton/gpu_info.py) knows only when they are present: what runs must be what was checked
 WITHOUT_TRITON = {"a6000", "v100"}

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 from jaxmem import spec
 from jaxmem.models import configs as models
@@ -93,7 +92,7 @@ class Workload:
         return self.batch * self.seq
 
     @property
-    def rows(self) -> dict[str, tuple[tuple[int, ...], Literal["f32", "int32"]]]:
+    def rows(self) -> models.Rows:
         """`{field: (shape, dtype)}` of one row of the batch."""
         return models.batch_rows(self.model, self.seq)
 

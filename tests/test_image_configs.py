@@ -168,11 +168,12 @@ def test_recomputation_of_blocks_alone():
     assert splash.forward == plain.forward  # no causal mask, no block that a kernel could skip
 
 
-@pytest.mark.parametrize(("model", "row"), [("mlp", 8 * 8 * 4 + 4), ("vit-s16", 224 * 224 * 3 * 4 + 4), ("decoder-tiny", 4 * 4 * 128)])
+@pytest.mark.parametrize(("model", "row"), [("mlp", 8 * 8 * 4 + 4), ("vit-s16", 224 * 224 * 3 * 4 + 4),
+                                            ("vit-s16,image_dtype=uint8", 224 * 224 * 3 + 4), ("decoder-tiny", 4 * 4 * 128)])
 def test_bytes_of_a_batch(model, row):
     w = Workload.parse(model=model, batch=64, usual_seq=128)
     assert state_bytes(w, Plan.parse("data=2,fsdp=4,tensor=2")).batch == row * 8
-    assert sum(math.prod(shape) * 4 for shape, _ in batch_rows(w.model, w.seq).values()) == row
+    assert sum(math.prod(shape) * (1 if dtype == "uint8" else 4) for shape, dtype in batch_rows(w.model, w.seq).values()) == row
 
 
 def test_state_of_one_device_by_hand():

@@ -123,6 +123,16 @@ def test_loss_and_hits_against_numpy(name):
     assert set(found) == set(type(model(name)).sums)
 
 
+@pytest.mark.parametrize("name", ["mlp-gelu", "vit"])
+def test_bytes_are_the_same_images(name):
+    given = batch(name)
+    given["images"] = np.rint(given["images"] * 255).astype(np.uint8)
+    assert given["images"].max() > 200
+    f32, run = jnp.dtype(jnp.float32), ops(config(name).layers)
+    scores = jax.jit(lambda images: model(name).logits(images, *([run] if name == "vit" else []), f32))
+    np.testing.assert_allclose(scores(given["images"]), reference(name, given["images"] / 255), rtol=1e-4, atol=1e-4)
+
+
 def test_hits_are_counted():
     logits = jnp.asarray([[0., 3., 1.], [2., 0., 1.], [0., 1., 2.], [5., 0., 0.]])
     labels = jnp.asarray([1, 0, 0, -1], jnp.int32)

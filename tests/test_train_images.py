@@ -124,6 +124,14 @@ def test_images_are_not_for_a_decoder():
         open_for(Workload.parse(model="decoder-tiny", batch=8, seq=32), "images:digits")
 
 
+def test_images_as_bytes():
+    data, floats = (open_for(Workload.parse(model=f"mlp,image_dtype={dtype}", batch=8), "images:digits") for dtype in ("uint8", "f32"))
+    row = data.row(5)["images"]
+    assert row.dtype == np.uint8 == data.fields["images"][1] and row.max() == 255
+    np.testing.assert_allclose(row / 255, floats.row(5)["images"], atol=0.5 / 255)
+    assert data.fingerprint != floats.fingerprint
+
+
 def test_fewer_classes_than_the_model_has_is_no_problem():
     data = open_for(Workload.parse(model="mlp,classes=12", batch=8), "images:digits")
     assert data.rows == 1712 and digits()[1].max() == 9

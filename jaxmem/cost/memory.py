@@ -20,7 +20,7 @@ from jaxmem.plan import Plan
 from jaxmem.rules import BATCH_AXES, rules, shard_elements
 from jaxmem.workload import Workload
 
-ITEMSIZE = {"f32": 4, "int32": 4, "bf16": 2, "f16": 2, "int8": 1}
+ITEMSIZE = {"f32": 4, "int32": 4, "bf16": 2, "f16": 2, "int8": 1, "uint8": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

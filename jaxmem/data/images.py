@@ -12,13 +12,16 @@ import numpy as np
 
 from jaxmem.data.documents import HELD_OUT, digest, held_out
 from jaxmem.data.rows import Data, Row, Split, fingerprint, missing, optional
+from jaxmem.models.image_configs import ImageDtype
 from jaxmem.spec import InputError, nearest
 
 Labelled = tuple[np.ndarray, np.ndarray]  # f32 [images, H, W, C] in 0..1, int32 [images]
 
 
-def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None, classes: int | None = None) -> Data:
-    """`expected` is the [H, W, C] that a model takes and `classes` how many it tells apart, if there is one."""
+def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None, classes: int | None = None,
+                dtype: ImageDtype = "f32") -> Data:
+    """`expected` is the [H, W, C] that a model takes and `classes` how many it tells apart, if there is one. As bytes, images are
+    255 times what they are as f32, rounded."""
     if name not in IMAGES:
         raise InputError(f"no images are called {name!r}{nearest(name, IMAGES)}")
     images, labels = IMAGES[name]()
@@ -31,13 +34,15 @@ def open_images(name: str, *, split: Split, expected: tuple[int, ...] | None, cl
     chosen = held_out(np.array([digest(image) for image in images], np.uint64), np.ones(len(images), int), int(len(images) * HELD_OUT))
     kept = chosen if split == "eval" else ~chosen
     images, labels = images[kept], labels[kept]
+    if dtype == "uint8":
+        images = np.rint(images * 255).astype(np.uint8)
 
     def row(i: int) -> Row:
         if not 0 <= i < len(images):
             raise IndexError(f"row {i} of {len(images)}")
         return {"images": images[i], "labels": labels[i, ...]}
     return Data(name=f"images:{name}", kind="images", rows=len(images), row=row,
-                fields={"images": (shape, np.dtype(np.float32)), "labels": ((), np.dtype(np.int32))},
+                fields={"images": (shape, images.dtype), "labels": ((), np.dtype(np.int32))},
                 fingerprint=fingerprint({"images": name, "split": split}, images.data, labels.data),
                 described=f"images:{name}: {len(images)} of {len(chosen)} images{', held out' if split == 'eval' else ''}; "
                           f"{_times(shape)} in {labels.max() + 1} classes")

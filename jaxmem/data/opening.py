@@ -11,6 +11,7 @@ from jaxmem.data.rows import Data, Split, fingerprint, text_fields
 from jaxmem.data.synthetic import open_synthetic
 from jaxmem.data.tokens import byte_tokenizer, file_tokenizer
 from jaxmem.models.configs import DecoderConfig
+from jaxmem.models.image_configs import ImageDtype
 from jaxmem.spec import DASHES, InputError, nearest
 from jaxmem.workload import Workload
 
@@ -29,19 +30,20 @@ def open_for(workload: Workload, text: str, *, split: Split = "train") -> Data:
         if tokens := [source for source in sources if source.strip().partition(":")[0] in ("text", "synthetic")]:
             raise InputError(f"--data={tokens[0]} gives tokens, and {workload.model_name} takes {', '.join(workload.rows)}; "
                              f"there are {', '.join(f'images:{name}' for name in IMAGES)}")
-        data = open_data(text, seq=workload.seq, vocab=m.outputs, split=split, images=workload.rows["images"][0], classes=m.classes)
+        data = open_data(text, seq=workload.seq, vocab=m.outputs, split=split, images=workload.rows["images"][0], classes=m.classes,
+                         image_dtype=m.image_dtype)
     if set(data.fields) != set(workload.rows):
         raise InputError(f"--data={text} gives {', '.join(data.fields)}, and {workload.model_name} takes {', '.join(workload.rows)}")
     return data
 
 
 def open_data(text: str, *, seq: int, vocab: int, split: Split = "train", images: tuple[int, ...] | None = None,
-              classes: int | None = None) -> Data:
+              classes: int | None = None, image_dtype: ImageDtype = "f32") -> Data:
     """Rows of `seq` tokens for a model of `vocab` tokens, or images (which need neither, and must be [H, W, C] = `images` in at most
     `classes` classes if these are given). `split="eval"` is about a twentieth, held out by content: never part of "train". All of it
     is held in memory, two or four bytes a token. Raises InputError for what is unknown, missing, empty, or does not fit the model."""
     if mixing.is_mixture(text):
-        found = [(one, share, open_data(one, seq=seq, vocab=vocab, split=split, images=images, classes=classes))
+        found = [(one, share, open_data(one, seq=seq, vocab=vocab, split=split, images=images, classes=classes, image_dtype=image_dtype))
                  for one, share in mixing.parse(text)]
         return mixing.mixture(found, split=split)
     kind, colon, rest = text.strip().partition(":")
@@ -50,7 +52,7 @@ def open_data(text: str, *, seq: int, vocab: int, split: Split = "train", images
     if kind == "text":
         return open_text(rest, seq=_positive(seq), vocab=vocab, split=split)
     if kind == "images":
-        return open_images(rest.translate(DASHES), split=split, expected=images, classes=classes)
+        return open_images(rest.translate(DASHES), split=split, expected=images, classes=classes, dtype=image_dtype)
     if kind == "synthetic":
         raise InputError(f"data {text!r}: synthetic takes nothing after it; {USAGE}")
     known = {**dict.fromkeys(CORPORA, "text:"), **dict.fromkeys(IMAGES, "images:")}

@@ -24,7 +24,7 @@ class Data:
     and from any thread. An epoch is every row once.
 
     Text and synthetic: `tokens targets segment_ids positions`, each int32 [S]. A target < 0 is ignored. Segments count from 1 in
-    each row, 0 is padding; positions restart in each segment. Images: `images` f32 [H, W, C] in 0..1 and `labels` int32 [].
+    each row, 0 is padding; positions restart in each segment. Images: `images` [H, W, C], f32 in 0..1 or bytes, and `labels` int32 [].
     `fingerprint` is a sha256 of the content and of every setting that decides the rows. `described` is one line for people.
     `order`: from a seed to a function from places of the endless sequence to rows, where that is not a shuffle of all rows, epoch after
     epoch. `sources`: what a mixture is made of, as (name, share of the rows, data).

@@ -13,6 +13,7 @@ from jaxmem.kernel_limits import Mask
 from jaxmem.models.image_configs import IMAGE_MODELS, MlpConfig, VitConfig, image_problems, mlp_shapes, patch_shapes
 
 Shapes = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
+Rows = dict[str, tuple[tuple[int, ...], Literal["f32", "int32", "uint8"]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,11 +125,11 @@ def mask(config: ModelConfig) -> Mask:
     return "causal" if isinstance(config, DecoderConfig) else "full"
 
 
-def batch_rows(config: ModelConfig, seq: int) -> dict[str, tuple[tuple[int, ...], Literal["f32", "int32"]]]:
+def batch_rows(config: ModelConfig, seq: int) -> Rows:
     """`{field: (shape, dtype)}` of one row of a batch. Text has segment ids and positions; a target or label below 0 is left out."""
     if isinstance(config, DecoderConfig):
         return {name: ((seq,), "int32") for name in ("tokens", "targets", "segment_ids", "positions")}
-    return {"images": ((config.height, config.width, config.channels), "f32"), "labels": ((), "int32")}
+    return {"images": ((config.height, config.width, config.channels), config.image_dtype), "labels": ((), "int32")}
 
 
 def parameter_shapes(config: ModelConfig) -> Shapes:

@@ -9,6 +9,7 @@ import math
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+ImageDtype = Literal["f32", "uint8"]
 Dims = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 
 
@@ -23,6 +24,7 @@ class MlpConfig:
     layers: int
     mlp: int
     activation: Activation = "relu"
+    image_dtype: ImageDtype = "f32"  # of a batch's images: f32 in 0..1, or bytes, a quarter of the memory
 
     @property
     def outputs(self) -> int:
@@ -59,6 +61,7 @@ class VitConfig:
     mlp: int
     activation: Activation = "gelu"
     norm_eps: float = 1e-6
+    image_dtype: ImageDtype = "f32"  # of a batch's images: f32 in 0..1, or bytes, a quarter of the memory
 
     @property
     def outputs(self) -> int:

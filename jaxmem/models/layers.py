@@ -31,6 +31,12 @@ def last_dim(vector: jax.Array, x: jax.Array) -> jax.Array:
     return vector.reshape((1,) * (x.ndim - vector.ndim) + vector.shape)
 
 
+def intensities(images: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Images in 0..1 as `dtype`; bytes are divided by 255."""
+    x = images.astype(dtype)
+    return x / jnp.asarray(255, dtype) if images.dtype == jnp.uint8 else x
+
+
 class Affine(nnx.Module):
     """`x @ weights + bias` over the last dim; `dims` names the matrix's two. Biases begin at 0."""
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxmem.dims import constrain
 from jaxmem.models.configs import MlpConfig
 from jaxmem.models.image_configs import hidden_dims
-from jaxmem.models.layers import ACTIVATIONS, Affine
+from jaxmem.models.layers import ACTIVATIONS, Affine, intensities
 from jaxmem.models.loss import correct, counted, label_loss
 from jaxmem.models.ops import Ops
 
@@ -31,7 +31,7 @@ class MlpClassifier(nnx.Module):
     def logits(self, images: jax.Array, compute: jnp.dtype) -> jax.Array:
         """Scores [B, V] in `compute` of images [B, H, W, C]."""
         c = self.config
-        x = constrain(images.astype(compute).reshape(len(images), -1), "batch", "pixels")
+        x = constrain(intensities(images, compute).reshape(len(images), -1), "batch", "pixels")
         for layer in range(c.layers):
             with jax.named_scope(f"hidden_{layer}"):
                 x = ACTIVATIONS[c.activation](constrain(getattr(self, f"hidden_{layer}")(x), "batch", hidden_dims(layer)[1]))

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxmem.dims import constrain
 from jaxmem.models.configs import VitConfig, blocks
 from jaxmem.models.decoder import Block
-from jaxmem.models.layers import Affine, Norm, parameter
+from jaxmem.models.layers import Affine, Norm, intensities, parameter
 from jaxmem.models.loss import correct, counted, label_loss
 from jaxmem.models.ops import Ops
 
@@ -34,7 +34,7 @@ class Vit(nnx.Module):
     def logits(self, images: jax.Array, ops: Ops, compute: jnp.dtype) -> jax.Array:
         """Scores [B, V] in `compute` of images [B, H, W, C]."""
         with jax.named_scope("patches"):
-            x_BSD = self.patches(patches_of(images.astype(compute), self.config.patch))
+            x_BSD = self.patches(patches_of(intensities(images, compute), self.config.patch))
             x_BSD = constrain(x_BSD + self.positions[...].astype(compute)[None], "batch", "seq_residual", "embed")
         graph, stacked = nnx.split(self.blocks)
 
