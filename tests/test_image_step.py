@@ -5,13 +5,19 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxmem import step
 from jaxmem.cost.memory import state_bytes
 from jaxmem.hardware import parse_topology
-from jaxmem.plan import Plan
+from jaxmem.models.ops import Ops
+from jaxmem.models.vit import Vit
+from jaxmem.parallel.attend import attention
+from jaxmem.parallel.saving import run_layers
+from jaxmem.plan import Plan, Remat
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -99,6 +105,19 @@ def test_plan_equals_one_device(model, plan):
 def test_every_plan_equals_one_device(model, plan):
     assert_same_as_one_device(model, plan)
     assert_evaluates_as_one_device(model, plan)
+
+
+def test_the_step_attends_to_every_patch():
+    """The gradient program's loss against the module's own with full attention, and not with causal."""
+    def alone(mask):
+        ops = Ops(attend=attention("xla", None, mask=mask), attend_local=None,
+                  run_blocks=run_layers(Remat(policy="none"), layers=2, unroll=False))
+        graph, variables = nnx.split(nnx.eval_shape(lambda: Vit(workload(VIT).model, rngs=nnx.Rngs(0), dtype=jnp.float32)))
+        model = nnx.merge(graph, step.pure_to_state(variables, params_on_host(VIT)))
+        return float(jax.jit(lambda batch: model.loss_sum(batch, ops, jnp.dtype(jnp.float32), chunks=1))(batch_of(workload(VIT)))) / 14
+    loss = results(VIT, "step=split,compute=f32")[0]
+    assert loss == pytest.approx(alone("full"), rel=1e-5)
+    assert abs(loss - alone("causal")) > 1e-3 * loss
 
 
 def test_evaluation_equals_one_device():
