@@ -11,6 +11,7 @@ The same command again goes on where it was stopped: a point whose key is on rec
 
 import dataclasses
 import pathlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxmem import environment, spec, sweep
+from jaxmem import environment, handing, spec, sweep
 from jaxmem.cli import arguments
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
-from jaxmem.records import FILE, PLAN, WORKLOAD, Point, Record, newest, read, settled
+from jaxmem.records import FILE, PLAN, WORKLOAD, Point, Record, find, newest, read, settled
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -62,6 +63,10 @@ def define(flags: absl_flags.FlagValues, experiment: Experiment) -> None:
     absl_flags.DEFINE_list("seeds", ["0"], "a run for each; several give intervals", flag_values=flags)
     absl_flags.DEFINE_integer("jobs", 1, "points at a time; those that measure time run alone", lower_bound=1, flag_values=flags)
     absl_flags.DEFINE_float("timeout", 1800.0, "seconds a point may take", lower_bound=1.0, flag_values=flags)
+    absl_flags.DEFINE_enum("launch", "local", handing.WHERE, "where points run: here, or each as a task of a cluster", flag_values=flags)
+    absl_flags.DEFINE_string("launch_with", "", "flags of the launcher, as in '--partition=gpu --time=2:00:00'", flag_values=flags)
+    absl_flags.DEFINE_boolean("dry_run", False, "say which points would run; with --launch print what would be submitted",
+                              flag_values=flags)
     absl_flags.DEFINE_boolean("render", False, "only make the pages again, from the records", flag_values=flags)
 
 
@@ -97,14 +102,19 @@ def _run(experiment: Experiment, flags: absl_flags.FlagValues) -> int:
         return 0
     versions = environment.versions()
     points = with_seeds(swept(list(experiment.grid(flags)), flags.sweep), _seeds(flags.seeds))
-    done = settled(read(folder / FILE))
+    done = settled(read(*find(folder)))
     left = [point for point in points if point.key(experiment.name, versions) not in done]
     say(f"{len(points)} points, {len(points) - len(left)} of them on record in {folder / FILE}")
+    if flags.launch != "local":
+        return _hand(experiment, flags, left)
+    if flags.dry_run:
+        print("\n".join(map(str, left)))
+        return 0
     try:
         counts = sweep.sweep(left, experiment=experiment.name, module=experiment.module, folder=folder, versions=versions,
                              jobs=flags.jobs, timeout_s=flags.timeout, say=say)
     except KeyboardInterrupt:
-        count = len(settled(read(folder / FILE)) & {point.key(experiment.name, versions) for point in points})
+        count = len(settled(read(*find(folder))) & {point.key(experiment.name, versions) for point in points})
         say(f"stopped: {count} of {len(points)} points are on record; the same command goes on with the rest")
         write_pages(experiment, folder)
         raise
@@ -115,8 +125,17 @@ def _run(experiment: Experiment, flags: absl_flags.FlagValues) -> int:
     return 4 if counts["failed"] else 2 if points and counts["refused"] == len(points) else 0
 
 
+def _hand(experiment: Experiment, flags: absl_flags.FlagValues, left: Sequence[Point]) -> int:
+    status = handing.hand(left, where=flags.launch, experiment=experiment.name, module=experiment.module, folder=pathlib.Path(flags.out),
+                          timeout_s=flags.timeout, jobs=flags.jobs if flags["jobs"].present else None,
+                          words=shlex.split(flags.launch_with), dry_run=flags.dry_run)
+    if left and not flags.dry_run and not status:
+        say(f"{len(left)} points handed over; the same command hands over what is not on record then, --render makes the pages")
+    return status
+
+
 def write_pages(experiment: Experiment, folder: pathlib.Path) -> None:
-    records = newest(one for one in read(folder / FILE) if one["experiment"] == experiment.name)
+    records = newest(one for one in read(*find(folder)) if one["experiment"] == experiment.name)
     if not records:
         say(f"no records of {experiment.name} in {folder / FILE}: no pages")
         return

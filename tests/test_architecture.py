@@ -57,6 +57,7 @@ LAYER_OF = {
     "jaxmem.records": "runs",
     "jaxmem.tabulate": "runs",
     "jaxmem.sweep": "entry",
+    "jaxmem.handing": "entry",
     "jaxmem.experiment": "entry",
     "jaxmem.faults": "running",
     "jaxmem.watchdog": "running",
