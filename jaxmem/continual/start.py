@@ -61,12 +61,17 @@ def find(start: StartFrom, workload: Workload, schedule: Schedule) -> Origin:
 
 def refuse(start: StartFrom, origin: Origin, workload: Workload, schedule: Schedule) -> None:
     old, found = origin.workload, []
-    if old.model != workload.model:
+    if type(old.model) is not type(workload.model):
+        found.append(f"{origin.path} holds --model={old.model_text}, which --model={workload.model_text} is no variant of")
+    elif old.model != workload.model:
         changed = ", ".join(spec.differences(workload.model, old.model))
         if not start.grow:
             found.append(f"{origin.path} holds --model={old.model_text}, and --model={workload.model_text} has {changed}; "
                          ",grow=true makes it larger without changing what it computes")
-        found += growth.problems(old.model, workload.model)
+        if isinstance(old.model, DecoderConfig) and isinstance(workload.model, DecoderConfig):
+            found += growth.problems(old.model, workload.model)
+        elif start.grow:
+            found.append(f"--model={workload.model_text}: decoders grow, other models do not")
     if start.optimizer == "keep" and old.optimizer != workload.optimizer:
         found.append(f"optimizer=keep: {origin.path} has the state of --optimizer={old.optimizer_text}, not of {workload.optimizer_text}")
     if start.schedule == "continue" and not schedule.goes_on:
@@ -87,9 +92,10 @@ def begin(start: StartFrom, origin: Origin, fresh: State, abstract: State, workl
     if old == new and not start.perturb:  # what is replaced makes room before, not after
         for leaf in jax.tree.leaves({part: fresh[part] for part in taken}):
             leaf.delete()
-    found = read(origin, wanted if old == new else smaller(wanted, old, new))
-    if old != new:
-        found = grown(found, wanted, fresh["params"], old, new, seed=seed)
+    if isinstance(old, DecoderConfig) and isinstance(new, DecoderConfig) and old != new:
+        found = grown(read(origin, smaller(wanted, old, new)), wanted, fresh["params"], old, new, seed=seed)
+    else:
+        found = read(origin, wanted)
     if start.shrink != 1 or start.perturb:
         found["params"] = shrink_and_perturb(found["params"], fresh["params"] if start.perturb else found["params"], shrink=start.shrink, perturb=start.perturb)
     return fresh | found
@@ -144,7 +150,7 @@ def grown(state: State, abstract: State, fresh: State, old: DecoderConfig, new: 
     shapes = parameter_shapes(new)
 
     def every(state: State, fresh: State) -> State:
-        flat_fresh = {owner_of(names(path), shapes): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(fresh)[0]}
+        flat_fresh = {"/".join(names(path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(fresh)[0]}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         trees: dict[Path, dict[str, jax.Array]] = {}  # the parameters, and each set of moments, as flat trees
         for path, leaf in leaves:

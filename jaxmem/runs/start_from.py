@@ -31,7 +31,8 @@ class StartFrom(Options):
 
 def parse(text: str) -> StartFrom:
     """Raises InputError. A path may have commas and `@`: fields come last, and a step is digits."""
-    path, items = text.strip(), []
+    path = text.strip()
+    items: list[str] = []
     while "," in path and "=" in path.rpartition(",")[2]:
         path, _, item = path.rpartition(",")
         items.insert(0, item)
