@@ -133,10 +133,10 @@ def pod(flags: absl_flags.FlagValues, batch: Batch) -> dict[str, Value]:
     topology = parse_topology(batch.needs or "cpu:1")
     argv = [word.replace("$", "$$") for word in [*shlex.split(flags.python), "-m", "jaxmem.handing", str(batch.file)]]
     container: dict[str, Value] = {"name": "point", "image": flags.image, "command": [*argv, "$(JOB_COMPLETION_INDEX)"],
-                                   "workingDir": flags.folder, "volumeMounts": [{"name": "runs", "mountPath": flags.mount}]}
+                                   "env": [{"name": "PYTHONPATH", "value": flags.folder}], "volumeMounts": [{"name": "runs", "mountPath": flags.mount}]}
     out: dict[str, Value] = {"restartPolicy": "Never"}
     if topology.chip.kind == "cpu":
-        container["resources"] = {"requests": {"cpu": str(flags.cpus)}}
+        container["resources"] = {"limits": {"cpu": str(flags.cpus)}}
     else:
         selector, resource = gke.nodes(topology, flags.accelerator)
         out["nodeSelector"], container["resources"] = selector, {"limits": resource}
