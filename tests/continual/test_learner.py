@@ -136,6 +136,8 @@ def test_rehearsal_is_its_loss_on_the_rows_that_the_buffer_gives(text, every):
     for i, task in enumerate(TASKS):
         for x, labels in batches(task.train, i):
             drawn = jax.device_get(staged(tree))
+            given = np.asarray(tree["staged"]["rows"]["inputs"])[:, int(tree["inserts"]) % every].reshape(-1, plain.INPUTS)
+            assert sorted(map(tuple, np.concatenate([one["inputs"] for one in drawn]))) == sorted(map(tuple, given))  # each row in one draw
             offered += np.bincount(labels, minlength=4)
             remembered += sum(int(one["weights"].sum()) for one in drawn)
             z = plain.logits(*theta, x)
