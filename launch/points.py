@@ -133,7 +133,8 @@ def pod(flags: absl_flags.FlagValues, batch: Batch) -> dict[str, Value]:
     topology = parse_topology(batch.needs or "cpu:1")
     argv = [word.replace("$", "$$") for word in [*shlex.split(flags.python), "-m", "jaxmem.handing", str(batch.file)]]
     container: dict[str, Value] = {"name": "point", "image": flags.image, "command": [*argv, "$(JOB_COMPLETION_INDEX)"],
-                                   "env": [{"name": "PYTHONPATH", "value": flags.folder}], "volumeMounts": [{"name": "runs", "mountPath": flags.mount}]}
+                                   "env": [{"name": "PYTHONPATH", "value": flags.folder}],
+                                   "volumeMounts": [{"name": "runs", "mountPath": flags.mount}]}
     out: dict[str, Value] = {"restartPolicy": "Never"}
     if topology.chip.kind == "cpu":
         container["resources"] = {"limits": {"cpu": str(flags.cpus)}}
