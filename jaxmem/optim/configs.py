@@ -32,7 +32,7 @@ class OptimizerConfig:
     clip_update: float | None = 1.0  # adafactor: largest root mean square of an update
     newton_schulz_steps: int = 5  # muon
     rule: LearnedRule = "celo"  # learned
-    weights: str | None = None  # learned: a file of the rule's numbers (.npz or .json); None: untrained
+    weights: str | None = "shipped"  # learned: shipped (untrained where none come with jaxmem), FILE (.npz, .json) or none (untrained)
     # learned: elements of a tensor (over all devices) that are worked on at a time; None: 2**18 on CPU, all on TPU and GPU
     chunk: int | None = None
 
@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adafactor": OptimizerConfig(name="adafactor", eps=1e-30),
     # Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982: Adam for embeddings, head and vectors.
     "muon": OptimizerConfig(name="muon", b2=0.95, momentum=0.95, nesterov="nesterov", weight_decay=0.1),
-    # Metz et al. 2022, arXiv 2203.11860, and Celo2; no trained weights come with it yet.
+    # Metz et al. 2022, arXiv 2203.11860, and Celo2; trained weights come with the latter.
     "learned": OptimizerConfig(name="learned"),
 }
 

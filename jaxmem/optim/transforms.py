@@ -50,24 +50,26 @@ def build(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.Grad
 
 
 def learned(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.GradientTransformationExtraArgs:
-    """The learned rule, its weights in its state, so that no program's text depends on what is in a file: `init` makes the untrained
-    ones where no file is named, and NaN where one is, until `with_trained_weights` puts the file's in their place."""
+    """The learned rule, its weights in its state. `init` makes those that come with jaxmem, or untrained ones. No program's text depends
+    on what is in a user's file: there `init` makes NaN, until `with_trained_weights` puts the file's in their place."""
     make = {"small_fc": scale_by_small_fc, "small_fc_nominal": scale_by_small_fc_nominal, "celo": scale_by_celo}[config.rule]
     stacked = jax.tree.map(lambda d: d.count("layers"), dims, is_leaf=is_dims)
     chunk = CHUNK if config.chunk is None and kind == "cpu" else config.chunk
 
     def start() -> learned_weights.Weights:
-        if config.weights is None:
-            learned_weights.warn_untrained(config.rule)
-            return learned_weights.initial(config.rule, jax.random.key(0))
-        return {name: jnp.full(shape, jnp.nan, jnp.float32) for name, shape in LEARNED_WEIGHTS[config.rule].items()}
+        if config.weights not in (None, "shipped"):
+            return {name: jnp.full(shape, jnp.nan, jnp.float32) for name, shape in LEARNED_WEIGHTS[config.rule].items()}
+        if config.weights == "shipped" and (path := learned_weights.shipped(config.rule)) is not None:
+            return learned_weights.load(path, config.rule)
+        learned_weights.warn_untrained(config.rule)
+        return learned_weights.initial(config.rule, jax.random.key(0))
     return learned_weights.carrying(lambda w: make(w, stacked=stacked, moments=config.moments, chunk=chunk, fenced=kind == "gpu"), start)
 
 
 def with_trained_weights(opt_state: optax.OptState, config: OptimizerConfig) -> optax.OptState:
-    """A new run's state with the numbers of `config.weights`; the same state where no file is named. A restored state has them already.
+    """A new run's state with the numbers of `config.weights`; the same state where that is no file. A restored state has them already.
     Raises InputError for a file that does not fit."""
-    if config.name != "learned" or config.weights is None:
+    if config.name != "learned" or config.weights in (None, "shipped"):
         return opt_state
     return learned_weights.placed(opt_state, learned_weights.load(config.weights, config.rule))
 

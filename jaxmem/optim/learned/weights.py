@@ -36,6 +36,12 @@ def initial(rule: LearnedRule, key: jax.Array) -> Weights:
     return new
 
 
+def shipped(rule: LearnedRule) -> pathlib.Path | None:
+    """The trained numbers that come with jaxmem, None where `rule` has none. The JSON file beside them says where they come from."""
+    path = pathlib.Path(__file__).parent / "trained" / f"{rule}.npz"
+    return path if path.is_file() else None
+
+
 def count(weights: Weights) -> int:
     return sum(x.size for x in weights.values())
 

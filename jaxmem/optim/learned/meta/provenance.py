@@ -15,11 +15,11 @@ from jaxmem.running import measured
 from jaxmem.runs.folder import write_json
 
 
-def write(folder: pathlib.Path, r: Recipe, families: Mapping[str, Task], at: int) -> None:
+def write(folder: pathlib.Path, r: Recipe, families: Mapping[str, Task], at: int, commit: str | None) -> None:
     """`folder`/weights.json, for the `folder`/weights.npz that is there."""
     write_json(folder / "weights.json", {
         "iterations": at, "recipe": dataclasses.asdict(r), "backend": measured.backend(), "versions": measured.versions(),
-        "commit": commit(), "made": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit, "made": time.strftime("%Y-%m-%d", time.gmtime()),
         "data": {name: data_sha256(task) for name, task in families.items()},
         "weights_sha256": hashlib.sha256((folder / "weights.npz").read_bytes()).hexdigest()})
 

@@ -52,6 +52,7 @@ def meta_train(r: Recipe, folder: Folder, budget: Budget, *, devices: int | None
         store = Store(folder.checkpoints, keep=Keep(last=2), run_id=folder.run_id)
         closing.callback(store.close)
         families = {name: tasks.find(name) for name in r.families}
+        commit = provenance.commit()  # now: what is imported, and not what the files will be by the end
         data = trainer.data_of(families, mesh)
         state = trainer.start(r, families, mesh, learned_weights.load(begin_from, r.rule) if begin_from else None)
         found = store.restore(abstract(state))
@@ -76,7 +77,7 @@ def meta_train(r: Recipe, folder: Folder, budget: Budget, *, devices: int | None
                 store.save(at, state, {"digests": digests(state)[0], "recipe": dataclasses.asdict(r),
                                        "versions": measured.versions()}, wait=wait)
                 learned_weights.save(folder.path / "weights.npz", state.theta)
-                provenance.write(folder.path, r, families, at)
+                provenance.write(folder.path, r, families, at, commit)
             log.event("checkpoint", step=at, stall_s=None, snapshot="sync" if wait else "async")
 
         start = saved = last = time.monotonic()
@@ -135,6 +136,6 @@ def check_families(names: tuple[str, ...]) -> None:
     """Raises InputError for unknown families, and for a held-out task among them."""
     for name in names:
         if name in tasks.HELD_OUT:
-            raise InputError(f"--families: {name} is held out, to say what trained weights are worth; families: {', '.join(tasks.FAMILIES)}")
+            raise InputError(f"--families: {name} is held out, to say what trained weights are worth; known: {', '.join(tasks.FAMILIES)}")
         if name not in tasks.FAMILIES:
             tasks.find(name)
