@@ -46,9 +46,9 @@ class Mix:
 
 
 def compiled(mix: Sequence[Runs], plan: Plan, topology: Topology, *, mem_fraction: float = 0.75, timeout_s: float = 1800,
-             progress: Callable[[str], None] = lambda line: None) -> Mix:
-    """Compiles the train step of each workload with one run and with two on one part, and with one on the smallest MIG slice that may
-    hold it. Raises InputError, also for a run that does not fit at all."""
+             with_slices: bool = True, progress: Callable[[str], None] = lambda line: None) -> Mix:
+    """Compiles the train step of each workload with one run and with two on one part, and `with_slices` with one on the smallest MIG slice
+    that may hold it. Raises InputError, also for a run that does not fit at all."""
     if topology.devices % plan.devices:
         raise InputError(f"{plan.product()} uses {plan.devices} devices a run, which do not divide the {topology.devices} of {topology}")
     limit, _ = usable(topology, mem_fraction)
@@ -56,7 +56,7 @@ def compiled(mix: Sequence[Runs], plan: Plan, topology: Topology, *, mem_fractio
         raise InputError(f"{topology} has no memory of its own to share out; give a TPU or a GPU, as in v5e-8 or h100:1")
     parts = topology.devices // plan.devices
     part = part_of(topology, parts)
-    profiles = slices_of(topology, mem_fraction) if plan.devices == 1 else []
+    profiles = slices_of(topology, mem_fraction) if plan.devices == 1 and with_slices else []
     programs, backend = [], ""
     for i, runs in enumerate(mix):
         def tried(n: int, where: Topology, runs: Runs = runs) -> Tried:
