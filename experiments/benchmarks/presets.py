@@ -60,6 +60,14 @@ ROWS = {
     "scale-128b": ("v5p-256", "fsdp=16,tensor=8,sequence=tensor,remat=dots", 128, 2048),
     "scale-256b": ("v4-1024", "fsdp=64,tensor=8,sequence=tensor,remat=block", 256, 2048),
     "scale-512b": ("tpu7x-512", "fsdp=64,tensor=8,sequence=tensor,remat=block", 512, 2048),
+    "mlp": ("v5e-4", "data=4,zero=1", 256, 1),
+    "mlp-mnist": ("a100-40gb:2", "data=2,zero=1", 256, 1),
+    "vit-tiny": ("v5e-4", "fsdp=4", 256, 16),
+    "vit-mnist": ("a6000:2", "fsdp=2", 256, 16),
+    "vit-ti16": ("a100-40gb:8", "data=8,zero=1", 1024, 196),
+    "vit-s16": ("v5e-8", "fsdp=8,remat=block", 1024, 196),
+    "vit-b16": ("h100:8", "fsdp=8,remat=block", 1024, 196),
+    "vit-l16": ("v5p-16", "fsdp=8,remat=block", 512, 196),
 }
 KEPT = ("workload", "topology", "plan", "verdict", "usable_bytes", "peak_bytes", "headroom_bytes", "host_bytes", "worst_program", "step_s",
         "tokens_per_s", "mfu", "backend", "versions", "flags", "sources", "problems", "parameters")
