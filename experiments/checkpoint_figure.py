@@ -16,8 +16,9 @@ OWN = (".line{fill:none;stroke-width:1.8}.whole{fill:none;stroke:var(--soft);str
 MODES = ("sync", "async", "lazy")
 
 
-def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], *, alone: bool) -> str:
-    """Goodput against interval, a panel for each failure rate: a curve a mode (estimate) and the measured runs as marks."""
+def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, alone: bool) -> str:
+    """Goodput against interval, a panel for each failure rate: a curve a mode (estimate) and the measured runs as marks. `share`: of the
+    time between checkpoints, that of the steps (the rest waits for data)."""
     title = "Goodput against the checkpoint interval"
     rates = sorted({line["mtbf_s"].value for line in lines})
     top = 70.0 if alone else 34.0
@@ -28,12 +29,12 @@ def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], *, alone: bool) -
                          class_="small"))
     for j, rate in enumerate(rates):
         own = [line for line in lines if line["mtbf_s"].value == rate]
-        parts.append(element("g", *panel(f"a failure every {rate:g} s", own, costs, rate),
+        parts.append(element("g", *panel(f"a failure every {rate:g} s", own, costs, rate, share),
                              transform=f"translate({j * (LEFT + WIDTH + RIGHT) + LEFT:g} {top + ABOVE:g})"))
     return svg(title, max(len(rates), 1) * (LEFT + WIDTH + RIGHT), top + ABOVE + HEIGHT + BELOW, parts, alone)
 
 
-def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: float) -> list[Markup]:
+def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: float, share: float) -> list[Markup]:
     seen = [number for line in lines if (number := line.get("interval_s", NOTHING).number)]
     bests = [best for one in costs.values() if (best := optimum(one, mtbf_s))]
     if not seen:
@@ -57,10 +58,10 @@ def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: 
         style = f"stroke:var(--mark-{i})"
         if mode in costs:
             curve = [10 ** (low + (high - low) * k / 80) for k in range(81)]
-            path = "L".join("{:.1f},{:.1f}".format(*at(t, expected(costs[mode], t, mtbf_s).goodput)) for t in curve)
+            path = "L".join("{:.1f},{:.1f}".format(*at(t, share * expected(costs[mode], t, mtbf_s).goodput)) for t in curve)
             parts.append(element("path", d="M" + path, class_="line", style=style))
             if best := optimum(costs[mode], mtbf_s):
-                x, y = at(best, expected(costs[mode], best, mtbf_s).goodput)
+                x, y = at(best, share * expected(costs[mode], best, mtbf_s).goodput)
                 parts.append(vertical(x, y - 9, y + 9, style=f"{style};stroke-width:2"))
         for line in lines:
             seconds, cell = line.get("interval_s", NOTHING).number, line.get("goodput", NOTHING)

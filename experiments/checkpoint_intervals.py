@@ -13,9 +13,9 @@ held against one that nothing disturbed.
 
 Columns: `goodput` is the time of steps that count over the whole time (measure). `replayed` is what the model says for these very
 attempts, from this run's own stall, commit, restart and step times; `expected` is the mean over all that could have happened, in closed
-form (both estimate). `stalls`, `lost` and `restarts` are the rest of the time (measure): waiting for checkpoints, steps that were done
-again, everything from a kill to the next step and the first start. `differs` counts the steps whose loss or whose final state is not
-the undisturbed run's; `again` the steps that were done more than once.
+form (both estimate). `stalls`, `lost`, `data waits` and `restarts` are the rest of the time (measure): waiting for checkpoints, steps that
+were done again, waiting for data, and all else: from a kill to the next step, the first start, the end. `again` counts the steps that were
+done more than once. `differs` says whether any loss or the final state is another than the undisturbed run's.
 """
 
 import math
@@ -112,11 +112,12 @@ def values(found: Interrupted, *, steps: int, every: int, mtbf_s: float) -> dict
     """What is kept of a run; the model's figures where it was killed and saw what they are made from."""
     took, total = interrupted_runs.measured(found, steps), found.elapsed_s
     account = found.account
-    seconds = {"productive": account.productive_s or 0.0, "stalls": account.checkpoint_s or 0.0, "lost": account.lost_work_s or 0.0}
+    seconds = {"goodput": account.productive_s or 0.0, "stalls": account.checkpoint_s or 0.0, "lost": account.lost_work_s or 0.0,
+               "data_waits": account.data_s or 0.0}
     out: dict[str, Any] = {
-        "elapsed_s": total, "kills": found.kills, "goodput": seconds["productive"] / total, "stalls": seconds["stalls"] / total,
-        "lost": seconds["lost"] / total, "restarts": 1 - math.fsum(seconds.values()) / total, "step_s": took.step_s,
-        "interval_s": every * took.step_s if every else None, "stall_s": took.stall_s, "first_stall_s": took.first_stall_s,
+        "elapsed_s": total, "kills": found.kills, **{name: part / total for name, part in seconds.items()},
+        "restarts": 1 - math.fsum(seconds.values()) / total, "step_s": took.step_s, "data_s": took.data_s,
+        "interval_s": every * (took.step_s + took.data_s) if every else None, "stall_s": took.stall_s, "first_stall_s": took.first_stall_s,
         "commit_s": took.commit_s, "restart_s": took.restart_s, "again": found.again[0], "again_different": found.again[1],
         "state_sha256": found.state_sha256, "losses_sha256": found.losses_sha256(), "loss_curve": found.curve(CURVE),
     }
@@ -127,15 +128,18 @@ def values(found: Interrupted, *, steps: int, every: int, mtbf_s: float) -> dict
 def predicted(found: Interrupted, took: Measured, *, steps: int, every: int, mtbf_s: float) -> dict[str, float | None]:
     if (costs := took.costs()) is None:
         return {}
-    seconds = interrupted_runs.replayed(found.lives, costs, step_s=took.step_s, steps=steps, every=every,
+    pace_s = took.step_s + took.data_s  # the model's work; of it, steps are what counts
+    seconds = interrupted_runs.replayed(found.lives, costs, step_s=pace_s, steps=steps, every=every,
                                         first_stall_s=took.first_stall_s or 0.0, end_s=took.end_s)
-    return {"replayed": steps * took.step_s / seconds, "expected": expected(costs, every * took.step_s, mtbf_s).goodput,
+    return {"replayed": steps * took.step_s / seconds,
+            "expected": expected(costs, every * pace_s, mtbf_s).goodput * took.step_s / pace_s,
             "optimum_s": optimum(costs, mtbf_s), "young_s": young(costs.stall_s, mtbf_s)}
 
 
 # ---------------------------------------------------------------- table and figure, from the records
 
-SHARES = [Column(name=name, head=name, unit="percent") for name in ("goodput", "replayed", "expected", "stalls", "lost", "restarts")]
+SHARES = [Column(name=name, head=name.replace("_", " "), unit="percent")
+          for name in ("goodput", "replayed", "expected", "stalls", "lost", "data_waits", "restarts")]
 RUNS = (Column(name="snapshot", head="mode"), Column(name="every", head="every", unit="count"),
         Column(name="interval_s", head="interval", unit="seconds"), Column(name="kills", head="kills", unit="count"), *SHARES,
         Column(name="again", head="again", unit="count"), Column(name="differs", head="differs"))
@@ -152,7 +156,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     lines = in_order(with_differences(page.lines(records), records))
     runs = [line for line in lines if line["mtbf_s"].value]
     costs = pooled(runs)
-    step_s = statistics.median(step for line in lines if (step := line["step_s"].number)) if lines else None
+    pace_s, share = pace(runs)
     tables = [Table(title=f"A failure every {mtbf_s:g} s", lead=f"{runs[0]['topology'].value}, {runs[0]['steps'].value} steps.",
                     columns=RUNS, lines=[line for line in runs if line["mtbf_s"].value == mtbf_s]) for mtbf_s in rates(runs)]
     tables.append(Table(title="What a checkpoint and a failure cost", columns=COSTS,
@@ -160,12 +164,12 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
                         "checkpoint of an attempt waits longer than the others.",
                         lines=[cost_line(mode, cost) for mode, cost in costs.items()]))
     tables.append(Table(title="The best interval by the model", lead="In closed form from those costs, for the measured failure rates and "
-                        "rarer ones.", columns=BEST, lines=best_lines(costs, rates(runs), step_s)))
+                        "rarer ones.", columns=BEST, lines=best_lines(costs, rates(runs), pace_s, share)))
     name = "Checkpoints: interval, mode and failures"
-    svg = checkpoint_figure.drawing(runs, costs, alone=True)
+    svg = checkpoint_figure.drawing(runs, costs, share, alone=True)
     curves = checkpoint_figure.losses(records, alone=True)
     figures = [("Goodput against interval", "Marks are measured runs; lines are expected, from the costs of all runs of a mode.",
-                checkpoint_figure.drawing(runs, costs, alone=False)),
+                checkpoint_figure.drawing(runs, costs, share, alone=False)),
                ("The loss through failures", "Each attempt of the run with most kills, over the undisturbed run.",
                 checkpoint_figure.losses(records, alone=False))]
     text = page.markdown_page(name, __doc__ or "", tables, records, "checkpoint.svg")
@@ -214,19 +218,27 @@ def pooled(lines: Sequence[Line]) -> dict[str, Costs]:
     return out
 
 
+def pace(lines: Sequence[Line]) -> tuple[float | None, float]:
+    """Medians over runs: seconds a step with its wait for data, and the share of the step in it."""
+    found = [(step, step + data) for line in lines if (step := line["step_s"].number) and (data := line["data_s"].number) is not None]
+    if not found:
+        return None, 1.0
+    return statistics.median(whole for _, whole in found), statistics.median(step / whole for step, whole in found)
+
+
 def cost_line(mode: str, costs: Costs) -> Line:
     return {"snapshot": Cell(value=mode)} | {name: Cell(value=getattr(costs, name), source="measure")
                                              for name in ("stall_s", "commit_s", "restart_s")}
 
 
-def best_lines(costs: dict[str, Costs], measured_rates: Sequence[float], step_s: float | None) -> list[Line]:
+def best_lines(costs: dict[str, Costs], measured_rates: Sequence[float], pace_s: float | None, share: float) -> list[Line]:
     lines = []
     for mtbf_s in sorted({*measured_rates, 600.0, 3600.0, 86400.0}):
         for mode, one in costs.items():
             best, first = optimum(one, mtbf_s), young(one.stall_s, mtbf_s)
-            found = {"young_s": first, "optimum_s": best, "steps_best": best / step_s if best and step_s else None,
-                     "expected": expected(one, best, mtbf_s).goodput if best else None,
-                     "at_young": expected(one, first, mtbf_s).goodput if first else None}
+            found = {"young_s": first, "optimum_s": best, "steps_best": best / pace_s if best and pace_s else None,
+                     "expected": share * expected(one, best, mtbf_s).goodput if best else None,
+                     "at_young": share * expected(one, first, mtbf_s).goodput if first else None}
             lines.append({"mtbf_s": Cell(value=mtbf_s), "snapshot": Cell(value=mode)} |
                          {name: Cell(value=value, source="estimate") for name, value in found.items()})
     return lines

@@ -147,10 +147,12 @@ def repeated(lives: Iterable[Life]) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Seconds of this run: `step_s` the mean, the others medians; None: not seen. `first_stall_s`: by how much the first checkpoint of an
-    attempt waits longer than the others (it compiles). `restart_s`: from a kill to the first step. `end_s`: from the last step on."""
+    """Seconds of this run: `step_s` and `data_s` (waiting for data, a step) means, the others medians; None: not seen. `first_stall_s`: by
+    how much the first checkpoint of an attempt waits longer than the others (it compiles). `restart_s`: from a kill to the first step.
+    `end_s`: from the last step on."""
 
     step_s: float
+    data_s: float
     stall_s: float | None
     first_stall_s: float | None
     commit_s: float | None
@@ -172,7 +174,9 @@ def measured(run: Interrupted, steps: int) -> Measured:
     restarts = [one.start_s for one in run.lives[1:] if math.isfinite(one.start_s)] or starts  # without a kill, the first start
     found = checkpoints(run.events, steps)
     end = next(event["time"] for event in reversed(run.events) if event["kind"] == "end")
-    return Measured(step_s=math.fsum(usual) / len(usual), stall_s=found.stall_s, first_stall_s=found.first_stall_s,
+    done = sum(len(one.lines) for one in run.lives)
+    return Measured(step_s=math.fsum(usual) / len(usual), data_s=(run.account.data_s or 0.0) / done,
+                    stall_s=found.stall_s, first_stall_s=found.first_stall_s,
                     commit_s=found.commit_s, restart_s=statistics.median(restarts) if restarts else None,
                     end_s=end - run.lines[-1]["time"])
 
@@ -180,11 +184,13 @@ def measured(run: Interrupted, steps: int) -> Measured:
 def replayed(lives: Sequence[Life], costs: Costs, *, step_s: float, steps: int, every: int, first_stall_s: float, end_s: float) -> float:
     """Seconds that the run takes by the model, followed event by event through these very lives; the last of them goes on to the end.
 
-    An attempt that was killed and took no step here takes none there; one that was not killed in time there ends the run.
+    An attempt that was killed and took no step here takes none there; one that was not killed in time there ends the run. `step_s`: with
+    the wait for its data.
     """
     total, committed = 0.0, 0
     for one in lives:
-        clock, at, ready = one.start_s + first_stall_s, committed, 0.0
+        started = math.isfinite(one.start_s) or math.isfinite(one.lived_s)
+        clock, at, ready = (one.start_s if started else costs.restart_s) + first_stall_s, committed, 0.0
         saves: list[tuple[int, float]] = []
         while at < steps and clock < one.lived_s:
             reach = min((at // every + 1) * every, steps)

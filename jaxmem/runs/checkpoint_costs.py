@@ -11,8 +11,8 @@ from jaxmem.runs.reading import Event, Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Seconds. `stalls`: what each checkpoint kept the main thread waiting; `commits`: from its begin to its commit. The first
-    checkpoint of an attempt compiles and opens things, and stands apart."""
+    """Seconds. `stalls`: what each checkpoint kept the main thread waiting, `commits`: from its begin to its commit; what it waited for
+    the commit of the one before is in neither. The first checkpoint of an attempt compiles and opens things, and stands apart."""
 
     first_stalls: list[float]
     stalls: list[float]
@@ -45,23 +45,29 @@ def checkpoints(events: Iterable[Event], steps: int) -> Checkpoints:
     commits: tuple[list[float], list[float]] = ([], [])
     begun: float | None = None
     waited, count = 0.0, 0
+    last: tuple[int, float] | None = None  # the latest commit: step and when
     saves: dict[int, tuple[float, int]] = {}  # step -> (when its checkpoint began, 0 for the first of an attempt and 1 for others)
     for event in events:
         if event["kind"] == "start":
-            begun, waited, count = None, 0.0, 0
+            begun, waited, count, last = None, 0.0, 0, None
             saves.clear()
         elif event["kind"] == "phase" and event["name"] == "checkpoint":
-            begun = event["time"] - event["seconds"] if begun is None else begun
-            waited += event["seconds"]
+            since = event["time"] - event["seconds"]
+            if last is not None and last[0] != event.get("step"):
+                since = min(max(since, last[1]), event["time"])
+            begun = since if begun is None else begun
+            waited += event["time"] - since
             saves.setdefault(event.get("step", -1), (begun, min(count, 1)))
         elif event["kind"] == "checkpoint":
             if event["step"] < steps:
                 stalls[min(count, 1)].append(waited)
             begun, waited, count = None, 0.0, count + 1
-        elif event["kind"] == "commit" and event["step"] < steps:
-            # a commit that comes before the phase is written down is of a save that waited for it
-            since, which = saves.get(event["step"], (event["time"] - event["seconds"], min(count, 1)))
-            commits[which].append(event["time"] - since)
+        elif event["kind"] == "commit":
+            last = event["step"], event["time"]
+            if event["step"] < steps:
+                # a commit that comes before the phase is written down is of a save that waited for it
+                since, which = saves.get(event["step"], (event["time"] - event["seconds"], min(count, 1)))
+                commits[which].append(event["time"] - since)
     return Checkpoints(first_stalls=stalls[0], stalls=stalls[1], first_commits=commits[0], commits=commits[1])
 
 

@@ -54,7 +54,7 @@ def test_a_pulse(tmp_path: pathlib.Path):
     found = question.values(run, steps=40, every=10, mtbf_s=30.0)
     assert found["losses_sha256"] == whole.values["losses_sha256"] and found["state_sha256"] == whole.values["state_sha256"]
     assert found["elapsed_s"][0] == run.elapsed_s >= run.account.total_s - 0.1
-    parts = [found[name][0] for name in ("goodput", "stalls", "lost", "restarts")]
+    parts = [found[name][0] for name in ("goodput", "stalls", "lost", "data_waits", "restarts")]
     assert math.fsum(parts) == pytest.approx(1) and min(parts) > 0
     assert all(0 < found[name][0] < 1 and found[name][1] == "estimate" for name in ("replayed", "expected"))
     records = [record("checkpoint_intervals", experiment.point(**TINY, settings=settings), {"jax": "1"}, status="done", time=0.0,
@@ -125,7 +125,8 @@ def test_many_replayed_lives_have_the_expected_goodput():
 
 def found(snapshot: str, every: int, mtbf_s: int, *, losses: str = "a", seed: int = 0, **values) -> dict:
     point = experiment.point(**TINY, settings={"snapshot": snapshot, "every": every, "mtbf_s": mtbf_s, "steps": 100}, seed=seed)
-    measures = {"goodput": 0.5, "step_s": 0.01, "interval_s": 0.01 * every or None, "stall_s": 0.1, "commit_s": 0.4, "restart_s": 5.0,
+    measures = {"goodput": 0.5, "step_s": 0.01, "data_s": 0.0, "interval_s": 0.01 * every or None, "stall_s": 0.1,
+                "commit_s": 0.4, "restart_s": 5.0,
                 "first_stall_s": 1.0, "kills": 3, "again": 7, "again_different": 0, "losses_sha256": losses, "state_sha256": "s",
                 "loss_curve": [[0, 1, 6.0, 1.0], [0, 50, 4.0, 2.0], [1, 40, 4.2, 9.0], [1, 100, 2.0, 11.0]]} | values
     return record("checkpoint_intervals", point, {"jax": "1"}, status="done", time=0.0, backend="cpu",

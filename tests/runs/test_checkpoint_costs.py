@@ -47,6 +47,19 @@ def test_stalls_and_commits_are_read_from_the_events():
     assert checkpoints([], steps=40).stall_s is None
 
 
+def test_waiting_for_the_commit_before_is_no_stall():
+    """The second checkpoint begins at 10 and waits for the first until 14, then takes 0.5 s; it is committed at 19."""
+    first, second = saved(1, 8, 1.0), saved(2, 10, 4.5, committed=19)
+    before = event("commit", 14, step=1, seconds=6)
+    found = checkpoints([start(5), *first, before, *second], steps=9)
+    assert found.first_stalls == [1.0] and found.stalls == pytest.approx([0.5])
+    assert found.first_commits == [6] and found.commits == pytest.approx([5.0])
+    # a sync checkpoint's own commit is written before its phase, and is its stall
+    sync = [start(5), event("commit", 9.8, step=1, seconds=1.7), *saved(1, 8, 2.0), event("commit", 12.8, step=2, seconds=1.7),
+            *saved(2, 11, 2.0)]
+    assert checkpoints(sync, steps=9).stalls == [2.0]
+
+
 def written(folder: pathlib.Path, events: list[dict], lines: list[dict], **config) -> pathlib.Path:
     (folder / "logs").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | {"steps": 40, "snapshot": "async", "topology": "cpu:8"} | config))
