@@ -54,7 +54,7 @@ def insert_into(buffer: Buffer, rows: Rows, classes: jax.Array, key: jax.Array, 
     filled, seen = buffer["filled"].reshape(-1), buffer["seen"].reshape(-1)
     slot, count = places(filled, seen, classes, key, slots=slots, policy=policy, probability=probability)
     where = _index(len(lead), jnp.clip(classes, 0, filled.shape[0] - 1), slot)
-    stored = {name: put(x, where, rows[name].astype(x.dtype), memory) for name, x in buffer["rows"].items()}
+    stored = {name: put(x, where, jnp.asarray(rows[name]).astype(x.dtype), memory) for name, x in buffer["rows"].items()}
     return {"rows": stored, "filled": jnp.minimum(filled + count, slots).reshape(*lead, -1), "seen": (seen + count).reshape(*lead, -1)}
 
 

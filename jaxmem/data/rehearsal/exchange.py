@@ -31,12 +31,12 @@ def exchange(shard: Buffer, key: jax.Array, *, rows_per_pair: int, shards: int, 
              empty: Mapping[str, Any], memory: Memory = "device") -> tuple[dict[str, jax.Array], jax.Array]:
     """Inside `shard_map`: `({name: [W * q, ...]}, weights f32 [W * q])` for this shard, in random order.
 
-    `shard` has one leading dim of size 1; `key` is the same in all. A row of weight 0 has the content of `empty`.
+    `shard` has one leading dim of size 1; `key` is the same in all. `empty` is a row: what one of weight 0 holds.
     """
     count = rows_per_pair * shards
     mine = jax.random.fold_in(key, lax.axis_index(axes)) if axes else key
     picking, mixing, keeping = jax.random.split(mine, 3)
-    rows = draw_from(shard, picking, count, memory)
+    rows = {name: x.reshape(count, *jnp.shape(empty[name])) for name, x in draw_from(shard, picking, count, memory).items()}
     fill = shard["filled"].sum(dtype=jnp.int32)
     if axes:
         with jax.named_scope("rehearsal_exchange"):

@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.data.rehearsal.buffer import Fields, insert_into
 from jaxmem.data.rehearsal.exchange import Unequal, exchange
+from jaxmem.data.rehearsal.slots import stored_shape
 from jaxmem.rehearsal import Rehearsal
 from jaxmem.rules import BATCH_AXES
 from jaxmem.sharding import with_sharding
@@ -44,18 +45,19 @@ def build(rehearsal: Rehearsal, fields: Fields, mesh: Mesh, *, batch: int, empty
         raise InputError("\n".join(problems))
     if rehearsal.classes > 1 and labels is None:
         raise InputError(f"rehearsal: classes={rehearsal.classes}, and the rows ({', '.join(fields)}) have no labels; leave classes=1")
-    k, slots, steps, own = rehearsal.classes, rehearsal.slots(shards), rehearsal.every, rehearsal.r // shards
-    empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in fields.items()} | dict(empty or {})
+    k, steps, own = rehearsal.classes, rehearsal.every, rehearsal.r // shards
+    given = dict(empty or {})
+    empty = {name: np.broadcast_to(np.asarray(given.get(name, 0), dtype), shape) for name, (shape, dtype) in fields.items()}
     split = P(axes or None)
-    layout = shardings(fields, mesh, rehearsal)
-    tree = abstract(rehearsal, fields, mesh)
+    # on the abstract mesh: described GPUs list no memories, and a concrete sharding would silently fall back to the device's
+    layout = shardings(fields, mesh, rehearsal, of=mesh.abstract_mesh)
+    tree = jax.tree.map(with_sharding, shapes(rehearsal, shards, fields), layout)
     rows = {name: jax.ShapeDtypeStruct((batch, *shape), dtype, sharding=NamedSharding(mesh, split))
             for name, (shape, dtype) in fields.items()}
     over = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
 
     def init(seed):
-        new = {"rows": {name: jnp.zeros((shards, k, slots, *shape), dtype) for name, (shape, dtype) in fields.items()},
-               "filled": jnp.zeros((shards, k), jnp.int32), "seen": jnp.zeros((shards, k), jnp.int32)}
+        new = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes(rehearsal, shards, fields)["buffer"])
         staged = {name: jnp.broadcast_to(jnp.asarray(empty[name], dtype), (shards, steps, own, *shape))
                   for name, (shape, dtype) in fields.items()}
         return {"buffer": new, "staged": {"rows": staged, "weights": jnp.zeros((shards, steps, own), jnp.float32)},
@@ -109,12 +111,12 @@ def shards_on(mesh: Mesh) -> int:
 
 
 def shapes(rehearsal: Rehearsal, shards: int, fields: Fields) -> Tree:
-    """The tree's shapes on any number of shards."""
+    """The tree's shapes on any number of shards; rows in pinned host memory are flat."""
     k, slots, steps, own = rehearsal.classes, rehearsal.slots(shards), rehearsal.every, rehearsal.r // shards
     counts, scalar = jax.ShapeDtypeStruct((shards, k), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
     return {
-        "buffer": {"rows": {name: jax.ShapeDtypeStruct((shards, k, slots, *shape), dtype) for name, (shape, dtype) in fields.items()},
-                   "filled": counts, "seen": counts},
+        "buffer": {"rows": {name: jax.ShapeDtypeStruct((shards, k, slots, *stored_shape(shape, rehearsal.memory)), dtype)
+                            for name, (shape, dtype) in fields.items()}, "filled": counts, "seen": counts},
         "staged": {"rows": {name: jax.ShapeDtypeStruct((shards, steps, own, *shape), dtype) for name, (shape, dtype) in fields.items()},
                    "weights": jax.ShapeDtypeStruct((shards, steps, own), jnp.float32)},
         "key": jax.ShapeDtypeStruct((2,), jnp.uint32), "inserts": scalar, "draws": scalar}
@@ -125,17 +127,12 @@ def abstract(rehearsal: Rehearsal, fields: Fields, mesh: Mesh) -> Tree:
     return jax.tree.map(with_sharding, shapes(rehearsal, shards_on(mesh), fields), shardings(fields, mesh, rehearsal))
 
 
-def shardings(fields: Fields, mesh: Mesh, rehearsal: Rehearsal) -> Tree:
-    # on the abstract mesh where it is the host's memory: described GPUs list no memories (as in step.py's save)
+def shardings(fields: Fields, mesh: Mesh, rehearsal: Rehearsal, of: Mesh | AbstractMesh | None = None) -> Tree:
+    """On `mesh`; the buffer's rows on `of`, where that is given and they are in pinned host memory."""
     split, whole = NamedSharding(mesh, P(batch_axes(mesh) or None)), NamedSharding(mesh, P())
-    stored = split if rehearsal.memory == "device" else NamedSharding(mesh.abstract_mesh if _described(mesh) else mesh, split.spec,
-                                                                      memory_kind="pinned_host")
+    stored = split if rehearsal.memory == "device" else NamedSharding(of or mesh, split.spec, memory_kind="pinned_host")
     return {"buffer": {"rows": {name: stored for name in fields}, "filled": split, "seen": split},
             "staged": {"rows": {name: split for name in fields}, "weights": split}, "key": whole, "inserts": whole, "draws": whole}
-
-
-def _described(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform in ("cuda", "rocm") and not mesh.devices.flat[0].addressable_memories()
 
 
 def _key(data: jax.Array, what: int, count: jax.Array) -> jax.Array:

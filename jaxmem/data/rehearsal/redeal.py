@@ -10,6 +10,7 @@ K classes, S slots; old W x S places of a class, new V x R.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 from jaxmem.data.rehearsal.buffer import Buffer
 
 
-def redeal(buffer: Buffer, key: jax.Array, *, shards: int, slots: int, shardings: Any = None) -> Buffer:
+def redeal(buffer: Buffer, key: jax.Array, *, shards: int, slots: int, shardings: Any = None,
+           row_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Buffer:
     """`buffer` {"rows": {name: [W, K, S, ...]}, "filled": [W, K], "seen": [W, K]} as one of `shards` x K x `slots`, with `shardings`
-    (a tree of the same form; None: wherever XLA puts it)."""
+    (a tree of the same form; None: wherever XLA puts it). `row_shapes`: how rows are stored now, if not as before."""
     place = functools.partial(jax.jit, out_shardings=None if shardings is None else shardings["filled"])
     filled, seen = place(functools.partial(_counts, shards=shards, slots=slots))(buffer["filled"], buffer["seen"])
     old_slots = next(iter(buffer["rows"].values())).shape[2]
@@ -28,8 +30,9 @@ def redeal(buffer: Buffer, key: jax.Array, *, shards: int, slots: int, shardings
     rows = {}
     for name, x in buffer["rows"].items():  # one at a time: each is whole on every device for a moment
         out = None if shardings is None else shardings["rows"][name]
+        row = x.shape[3:] if row_shapes is None else row_shapes[name]
         device = x if x.sharding.memory_kind == "device" else jax.device_put(x, x.sharding.with_memory_kind("device"))
-        rows[name] = jax.jit(functools.partial(_dealt, shards=shards), out_shardings=out)(device, source)
+        rows[name] = jax.jit(functools.partial(_dealt, shards=shards, row=row), out_shardings=out)(device, source)
     return {"rows": rows, "filled": filled, "seen": seen}
 
 
@@ -51,12 +54,12 @@ def sources(filled: jax.Array, key: jax.Array, *, slots: int, places: int) -> ja
     return order[:, jnp.minimum(jnp.arange(places), w * slots - 1)]
 
 
-def _dealt(x: jax.Array, source: jax.Array, *, shards: int) -> jax.Array:
-    """[W, K, S, ...] -> [V, K, R, ...]: place j of a class is slot j // V of shard j % V."""
+def _dealt(x: jax.Array, source: jax.Array, *, shards: int, row: tuple[int, ...]) -> jax.Array:
+    """[W, K, S, ...] -> [V, K, R, *row]: place j of a class is slot j // V of shard j % V."""
     w, k, slots = x.shape[:3]
     flat = jnp.moveaxis(x, 1, 0).reshape(k, w * slots, *x.shape[3:])
     taken = flat[jnp.arange(k)[:, None], source]
-    return jnp.moveaxis(taken.reshape(k, -1, shards, *x.shape[3:]), 2, 0)
+    return jnp.moveaxis(taken.reshape(k, -1, shards, *row), 2, 0)
 
 
 def redeal_staged(staged: Any, *, shards: int, shardings: Any = None) -> Any:

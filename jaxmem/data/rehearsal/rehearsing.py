@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxmem.data.rehearsal import programs as programs_module
 from jaxmem.data.rehearsal.buffer import Fields
 from jaxmem.data.rehearsal.redeal import redeal, redeal_staged
+from jaxmem.data.rehearsal.slots import stored_shape
 from jaxmem.data.rows import Data
 from jaxmem.rehearsal import Rehearsal
 from jaxmem.spec import InputError
@@ -83,7 +84,8 @@ class Rehearsing:
         layout = programs_module.shardings(self.fields, self.mesh, now)
         key = jax.jit(lambda data, count: jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(data), 2), count))(
             memory["key"], memory["draws"])
-        buffer = redeal(memory["buffer"], key, shards=own, slots=now.slots(own), shardings=layout["buffer"])
+        buffer = redeal(memory["buffer"], key, shards=own, slots=now.slots(own), shardings=layout["buffer"],
+                        row_shapes={name: stored_shape(shape, now.memory) for name, (shape, _) in self.fields.items()})
         if (saved.r, saved.every) == (now.r, now.every):
             staged = redeal_staged(memory["staged"], shards=own, shardings=layout["staged"])
             return memory | {"buffer": buffer, "staged": staged}
