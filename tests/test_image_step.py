@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from jaxmem import step
+from jaxmem.cost.flops import step_flops
 from jaxmem.cost.memory import state_bytes
 from jaxmem.hardware import parse_topology
 from jaxmem.models.ops import Ops
@@ -141,6 +142,16 @@ def test_gradients_are_the_loss_s():
     slope = sum((grads[path].astype(np.float64) * direction[path]).sum() for path in grads)
     assert abs(slope) > 0.1
     assert (loss(1e-2) - loss(-1e-2)) / 2e-2 == pytest.approx(slope, rel=0.005)
+
+
+def test_flops_are_what_xla_counts():
+    """Forward and backward of a wide MLP, where matmuls are nearly all: of the images there is no gradient."""
+    work = Workload.parse(model="mlp,layers=3,mlp=512,height=32,width=32", batch=64)
+    built = programs("compute=f32,step=split", work)
+    counted = built["gradients"].lower().compile().cost_analysis()["flops"]
+    found = step_flops(work, Plan())
+    assert found.forward + found.backward == pytest.approx(counted, rel=0.02)
+    assert found.backward < 1.75 * found.forward
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lion", "adafactor,momentum=0.9,factored_above=32", "muon"])
