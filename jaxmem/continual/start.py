@@ -97,7 +97,8 @@ def begin(start: StartFrom, origin: Origin, fresh: State, abstract: State, workl
     else:
         found = read(origin, wanted)
     if start.shrink != 1 or start.perturb:
-        found["params"] = shrink_and_perturb(found["params"], fresh["params"] if start.perturb else found["params"], shrink=start.shrink, perturb=start.perturb)
+        noise = fresh["params"] if start.perturb else found["params"]
+        found["params"] = shrink_and_perturb(found["params"], noise, shrink=start.shrink, perturb=start.perturb)
     return fresh | found
 
 
