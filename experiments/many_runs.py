@@ -41,7 +41,7 @@ FLAGS = {
     "runs": ("1|2|4|8|16", "numbers of runs, by |"),
     "targets": ("v5e-1|h100:1", "topologies to compile for"),
     "steps": ("30", "steps that every run makes here, of which the first two are not timed"),
-    "data": ("synthetic", "what the runs here are trained on, as for jaxmem train"),
+    "trained_on": ("synthetic", "what the runs here are trained on: --data of jaxmem train"),
 }
 
 
@@ -62,7 +62,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
             for runs in numbers:
                 if (devices := devices_of_a_run(topology, runs, how)) is not None:
                     plan = str(Plan.parse(flags.plan, devices=devices))
-                    add(name, plan, True, how=how, runs=runs, steps=steps, trained_on=flags.data)
+                    add(name, plan, True, how=how, runs=runs, steps=steps, trained_on=flags.trained_on)
     for name in filter(None, flags.targets.split("|")):
         plan = str(Plan.parse(flags.plan, devices=1))
         for runs in numbers:

@@ -105,7 +105,7 @@ def check(plan: Plan, runs: Sequence[Run], *, how: str, steps: int, workload: Wo
         raise InputError(f"{len(runs)} runs of {steps} steps: at least 1 of each")
     if plan.step != "fused":
         raise InputError(f"step={plan.step}: many runs train with step=fused, for no snapshot is taken between its halves")
-    if how == "vmapped" and getattr(workload.optimizer, "weights", None):
+    if how == "vmapped" and workload.optimizer.name == "learned" and workload.optimizer.weights not in (None, "shipped"):
         raise InputError("how=vmapped makes every run's optimizer state itself, and cannot put the weights of a file into it; "
                          "how=parts or how=one_after_another can")
 
