@@ -1,6 +1,6 @@
 """How often should a run write a checkpoint, and how, when it fails again and again?
 
-Command:  `python -m experiments.checkpoint_intervals --out=runs/checkpointing` (about 40 minutes on two quiet cores; stop it and start it
+Command:  `python -m experiments.checkpoint_intervals --out=runs/checkpointing` (about 15 minutes on two quiet cores; stop it and start it
           again at will; `--seeds=0,1,2` repeats each point with other failures)
 Expected: the goodput has its maximum where stall, commit time and failure rate say, near Young's sqrt(2 C M); a too short interval costs
           more with `sync`, whose stall is the whole write, than with `async` and `lazy`; the loss curve through all failures is that of
@@ -50,9 +50,9 @@ FLAGS = {
     "topology": ("cpu:2", "emulated here"),
     "plan": ("fsdp=*,step=split", "lazy needs step=split, and all modes get the same programs"),
     "snapshots": ("sync|async|lazy", "modes, by |"),
-    "every": ("10|50|250|1000", "steps between checkpoints, by |"),
+    "every": ("20|200|1000", "steps between checkpoints, by |"),
     "mtbf": ("20|60", "mean seconds between failures, by |"),
-    "steps": ("6000", "steps of a run"),
+    "steps": ("5000", "steps of a run"),
 }
 CURVE = 300  # points of a loss curve that are kept in a record
 
