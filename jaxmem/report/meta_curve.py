@@ -4,6 +4,7 @@ One meta-step's loss says little, for its problems are at other places of their 
 stretches of meta-steps.
 """
 
+import html
 import math
 import pathlib
 import time
@@ -61,7 +62,7 @@ def drawing(losses: Mapping[str, Sequence[float]], iterations: int, points: int 
         size, colour = max(1, -(-len(losses[name]) // points)), COLOURS[i % len(COLOURS)]
         path = " ".join(f"{x(min((k + 0.5) * size, len(losses[name]))):.1f},{y(v):.1f}" for k, v in enumerate(curve) if v is not None)
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        out.append(f'<text x="{WIDTH - RIGHT + 10}" y="{TOP + 12 + 16 * i}" fill="{colour}">{name}</text>')
+        out.append(f'<text x="{WIDTH - RIGHT + 10}" y="{TOP + 12 + 16 * i}" fill="{colour}">{html.escape(name)}</text>')
     return "\n".join([*out, "</svg>", ""])
 
 
@@ -77,22 +78,24 @@ class Live:
         self._folder, self._iterations, self._out = folder, iterations, out
         self._losses: dict[str, list[float]] = {}
         self._all: list[float] = []
+        self._seconds: list[float] = []
         self._last = time.monotonic()
 
     def show(self, line: Mapping[str, Any]) -> None:
         for name, loss in line["losses"].items():
             self._losses.setdefault(name, []).append(loss)
         self._all.append(line["loss"])
+        self._seconds = [*self._seconds[-19:], line["step_s"]]
         if time.monotonic() - self._last >= EVERY_S:
             self._last = time.monotonic()
             self._say(line)
 
     def _say(self, line: Mapping[str, Any]) -> None:
-        recent = self._all[-50:]
-        left = (self._iterations - line["step"]) * line["step_s"]
-        print(f"meta-step {line['step']}/{self._iterations}  loss {sum(recent) / len(recent):.4f}  {sparkline(self._all)}  "
-              f"{1 / line['step_s']:.1f}/s  about {left / 60:.0f} min left" + (f"  {line['broken']} broken" if line["broken"] else ""),
-              file=self._out, flush=True)
+        recent, step_s = self._all[-50:], sum(self._seconds) / len(self._seconds)
+        rate = f"{1 / step_s:.1f}/s" if step_s < 1 else f"{60 / step_s:.1f}/min"
+        print(f"meta-step {line['step']}/{self._iterations}  loss {sum(recent) / len(recent):.4f}  {sparkline(self._all)}  {rate}  "
+              f"about {(self._iterations - line['step']) * step_s / 60:.0f} min left"
+              + (f"  {line['broken']} broken" if line["broken"] else ""), file=self._out, flush=True)
         self.write()
 
     def write(self) -> None:

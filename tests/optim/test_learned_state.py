@@ -129,7 +129,7 @@ def test_text_does_not_depend_on_the_file(tmp_path):
 
 def test_untrained_weights_are_said_once(caplog):
     learned_weights._said.clear()
-    tx = transforms.build(OPTIMIZERS["learned"], {"w": ("embed", "mlp")})
+    tx = transforms.build(OptimizerConfig(name="learned", weights=None), {"w": ("embed", "mlp")})
     for _ in range(2):
         tx.init({"w": jnp.ones((4, 6))})
     assert [r.getMessage() for r in caplog.records if "UNTRAINED" in r.getMessage()] == [
