@@ -41,7 +41,7 @@ def test_without_warm_up_and_wrong_text():
 
 
 def test_a_run_that_goes_on_has_the_rest_of_the_curve():
-    """Forty steps and then sixty more are the hundred, for every schedule of which that can be; without a decay the first forty are, too."""
+    """Forty steps and then sixty more are the hundred, for every schedule that goes on; without a decay the first forty are, too."""
     for text, first in (("infinite,level=0.4,cooldown=30,decay=0.25,floor=0.1", "infinite,level=0.4,cooldown=30,decay=0,floor=0.1"),
                         ("constant", "constant"), ("rsqrt", "rsqrt"), ("wsd,decay=0.2", "constant")):
         whole = learning_rate(parse(text), peak=PEAK, warmup=WARMUP, steps=STEPS)
