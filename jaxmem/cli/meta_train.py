@@ -31,6 +31,8 @@ def define(flags: absl_flags.FlagValues) -> None:
     text("out", "runs/meta", "the run's folder", **f)
     text("rule", "celo", "celo, small_fc or small_fc_nominal", **f)
     text("estimator", "pes", "pes, es (truncated) or full_es", **f)
+    text("objective", "loss", "of the validation loss: loss, or log_loss", **f)
+    number("difference_limit", 1.0, "where the difference of the two copies is clipped", **f)
     whole("iterations", 2300, "meta-steps in all", **f)
     number("minutes", None, "stop after so many minutes of meta-steps, compiling aside; the same command goes on", **f)
     whole("seed", 0, "of everything that is drawn", **f)
@@ -58,6 +60,8 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
         raise InputError(f"--rule={flags.rule}: expected {', '.join(LEARNED_WEIGHTS)}{nearest(flags.rule, LEARNED_WEIGHTS)}")
     if flags.estimator not in ESTIMATORS:
         raise InputError(f"--estimator={flags.estimator}: expected {', '.join(ESTIMATORS)}{nearest(flags.estimator, ESTIMATORS)}")
+    if flags.objective not in recipe.OBJECTIVES:
+        raise InputError(f"--objective={flags.objective}: expected {', '.join(recipe.OBJECTIVES)}{nearest(flags.objective, recipe.OBJECTIVES)}")
     if flags.minutes is not None and not flags.minutes > 0:
         raise InputError(f"--minutes={flags.minutes:g}: expected more than 0")
     named = {"first": tasks.FIRST_FAMILIES, "all": tuple(tasks.FAMILIES)}
@@ -65,7 +69,8 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     meta_run.check_families(families)
     rates = _range(flags, "learning_rates", float) if flags.learning_rates else recipe.LEARNING_RATES[cast(Any, flags.rule)]
     asked = recipe.Recipe(
-        rule=cast(Any, flags.rule), estimator=cast(Any, flags.estimator), families=families, tasks=flags.tasks,
+        rule=cast(Any, flags.rule), estimator=cast(Any, flags.estimator), objective=cast(Any, flags.objective),
+        families=families, difference_limit=flags.difference_limit, tasks=flags.tasks,
         truncation=flags.truncation, lengths=_range(flags, "lengths", int), learning_rates=rates, sigma=flags.sigma,
         iterations=flags.iterations, outer_lr=flags.outer_lr, seed=flags.seed)
     topology = parse_topology(flags.topology)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxmem import step
 from jaxmem.hardware import parse_topology
 from jaxmem.optim import transforms
-from jaxmem.optim.configs import LEARNED_WEIGHTS, OPTIMIZERS, OptimizerConfig
+from jaxmem.optim.configs import LEARNED_WEIGHTS, OptimizerConfig
 from jaxmem.optim.dims import flatten, names, state_dims
 from jaxmem.optim.learned import accumulators, blocks
 from jaxmem.optim.learned import weights as learned_weights

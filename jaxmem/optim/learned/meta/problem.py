@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxmem.optim.learned.celo import scale_by_celo
 from jaxmem.optim.learned.meta import es
-from jaxmem.optim.learned.meta.recipe import Recipe
+from jaxmem.optim.learned.meta.recipe import LIMITS, Recipe
 from jaxmem.optim.learned.meta.tasks import Task
 from jaxmem.optim.learned.nominal import scale_by_small_fc_nominal
 from jaxmem.optim.learned.small_fc import scale_by_small_fc
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     """What one truncation of one problem says."""
 
     gradient: es.Theta
-    loss: jax.Array  # f32 [], mean validation loss over the truncation and both copies
+    loss: jax.Array  # f32 [], mean validation loss in nats over the truncation and both copies (of log_loss the geometric mean of both)
     finite: jax.Array  # bool []
 
 
@@ -92,7 +92,8 @@ def first(recipe: Recipe, task: Task, theta: es.Theta, key: jax.Array) -> Proble
 
 def unroll(recipe: Recipe, task: Task, data: Data, key: jax.Array, problem: Problem, position: jax.Array, theta: es.Theta,
            state: Any) -> tuple[Any, jax.Array]:
-    """`recipe.truncation` inner steps from `position`: (state, mean validation loss of the parameters after each step)."""
+    """`recipe.truncation` inner steps from `position`: (state, meta-loss). The meta-loss, in nats, is the mean over the steps of the
+    validation loss of the parameters after each, or its logarithm."""
     tx = MAKE[recipe.rule](theta)
     shape = recipe.truncation, recipe.batch
     a, b = jax.random.split(key)
@@ -109,7 +110,16 @@ def unroll(recipe: Recipe, task: Task, data: Data, key: jax.Array, problem: Prob
         return (params, opt_state), task.loss(params, data.valid.inputs[valid], data.valid.labels[valid])
 
     state, losses = jax.lax.scan(step, state, (*rows, jnp.arange(recipe.truncation, dtype=jnp.int32)))
-    return state, losses.mean()
+    loss = losses.mean()
+    return state, jnp.log(loss) if recipe.objective == "log_loss" else loss
+
+
+def estimate(recipe: Recipe, theta: es.Theta, problem: Problem, key: jax.Array, run: es.Unroll) -> tuple[Problem, Seen]:
+    """What the two copies say; `problem` with their states after it."""
+    pair, found = es.truncation(recipe.estimator, theta, problem.pair, key, run, sigma=recipe.sigma,
+                                loss_limit=LIMITS[recipe.objective], difference_limit=recipe.difference_limit)
+    loss = jnp.exp(found.loss) if recipe.objective == "log_loss" else found.loss
+    return problem._replace(pair=pair), Seen(found.gradient, loss, found.finite)
 
 
 def advance(recipe: Recipe, task: Task, data: Data, theta: es.Theta, problem: Problem, key: jax.Array) -> tuple[Problem, Seen]:
@@ -120,10 +130,8 @@ def advance(recipe: Recipe, task: Task, data: Data, theta: es.Theta, problem: Pr
 
     def run(theta: es.Theta, state: Any) -> tuple[Any, jax.Array]:
         return unroll(recipe, task, data, rows, problem, problem.position, theta, state)
-    pair, found = es.truncation(recipe.estimator, theta, problem.pair, noise, run, sigma=recipe.sigma,
-                                difference_limit=recipe.difference_limit)
-    position = jnp.where(found.finite, problem.position + recipe.truncation, problem.length)
-    return problem._replace(pair=pair, position=position), Seen(*found)
+    problem, seen = estimate(recipe, theta, problem, noise, run)
+    return problem._replace(position=jnp.where(seen.finite, problem.position + recipe.truncation, problem.length)), seen
 
 
 def whole(recipe: Recipe, task: Task, data: Data, theta: es.Theta, problem: Problem, key: jax.Array) -> tuple[Problem, Seen]:
@@ -140,5 +148,5 @@ def whole(recipe: Recipe, task: Task, data: Data, theta: es.Theta, problem: Prob
             return state, total + loss
         state, total = jax.lax.fori_loop(0, truncations, one, (state, jnp.zeros((), jnp.float32)))
         return state, total / truncations.astype(jnp.float32)
-    pair, found = es.truncation("full_es", theta, problem.pair, noise, run, sigma=recipe.sigma, difference_limit=recipe.difference_limit)
-    return problem._replace(pair=pair, position=problem.length), Seen(*found)
+    problem, seen = estimate(recipe, theta, problem, noise, run)
+    return problem._replace(position=problem.length), seen

@@ -1,10 +1,17 @@
 """What a meta-training run is made of: everything that decides its numbers."""
 
 import dataclasses
+from typing import Literal
 
 from jaxmem.optim.configs import LearnedRule
 from jaxmem.optim.learned.meta.es import Estimator
 from jaxmem.spec import InputError
+
+# loss: the mean validation loss over a truncation. log_loss: its logarithm, so that one per cent counts the same on every task, early
+# in a problem and late.
+Objective = Literal["loss", "log_loss"]
+OBJECTIVES: tuple[Objective, ...] = ("loss", "log_loss")
+LIMITS: dict[Objective, float] = {"loss": 20.0, "log_loss": 3.0}  # what a broken problem counts as
 
 # Peak learning rates that inner problems draw from. Celo's step has a root mean square of one; small_fc has its own size at 1.
 LEARNING_RATES: dict[LearnedRule, tuple[float, float]] = {"celo": (1e-3, 3e-2), "small_fc": (0.3, 3.0), "small_fc_nominal": (0.3, 10.0)}
@@ -16,6 +23,7 @@ class Recipe:
 
     rule: LearnedRule = "celo"
     estimator: Estimator = "pes"
+    objective: Objective = "loss"
     families: tuple[str, ...]
     tasks: int = 8
     truncation: int = 50
@@ -23,7 +31,7 @@ class Recipe:
     lengths: tuple[int, int] = (100, 2000)  # log-uniform between them
     learning_rates: tuple[float, float]  # log-uniform between them
     sigma: float = 0.01
-    difference_limit: float = 1.0  # nats
+    difference_limit: float = 1.0  # between the two copies, in nats or, of log_loss, as a part
     iterations: int = 2300
     outer_lr: float = 1e-3  # Adam, cosine to zero over `iterations`
     seed: int = 0
