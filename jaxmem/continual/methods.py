@@ -76,4 +76,6 @@ def problems(method: Method) -> list[str]:
         found.append("alpha and beta are weights of rows from the buffer: r needs to be at least 1")
     if m.rows == "all" and (m.r or m.replay):
         found.append("rows=all trains on every earlier row already: r and replay have nothing to add")
+    if m.ewc and m.start != "last":
+        found.append(f"start={m.start} resets the optimizer's state, and with it what ewc holds on to; leave start=last")
     return found

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxmem.continual import der
 from jaxmem.continual.classifier import Classifier, cross_entropy, weighted_mean
@@ -34,8 +35,9 @@ Given = dict[str, jax.Array]  # inputs [B, ...], labels [B]; for replay also old
 Step = Callable[[State, Given], tuple[State, jax.Array]]
 
 
-def make_step(model: Classifier, tx: optax.GradientTransformationExtraArgs, method: Method, memory: Memory | None, mesh: Mesh) -> Step:
-    """(state, given) -> (state, loss), jitted; the state is donated. The loss leaves out EWC's penalty."""
+def make_step(model: Classifier, tx: optax.GradientTransformationExtraArgs, method: Method, memory: Memory | None, mesh: Mesh,
+              like: State) -> Step:
+    """(state, given) -> (state, loss), jitted; the state is donated and stays where `like` lies. The loss leaves out EWC's penalty."""
     width = shards_on(mesh)
 
     def step(state: State, given: Given) -> tuple[State, jax.Array]:
@@ -56,7 +58,8 @@ def make_step(model: Classifier, tx: optax.GradientTransformationExtraArgs, meth
                 rows["logits"] = der.stored(incoming, jnp.dtype(jnp.float32))
             buffer = memory.after(buffer, rows)
         return State(optax.apply_updates(state.params, updates), opt_state, buffer), value
-    return jax.jit(step, donate_argnums=0)
+    places = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, NamedSharding(mesh, P())))
 
 
 def total(incoming: jax.Array, labels: jax.Array, remembered: Sequence[jax.Array], drawn: Sequence[Given], method: Method) -> jax.Array:
