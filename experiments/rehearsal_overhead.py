@@ -116,7 +116,7 @@ def run(point: Point) -> Found:
 
     def rows(programs: step.Programs) -> dict[str, jax.Array]:
         """Numbers at random: what a step computes does not depend on them. Integers count from 0 or 1, which every field may hold."""
-        made = {name: rng.random(leaf.shape, np.float32) if leaf.dtype == np.float32 else rng.integers(0, 2, leaf.shape, np.int32)
+        made = {name: rng.random(leaf.shape, np.float32) if leaf.dtype == np.float32 else rng.integers(0, 2, leaf.shape).astype(leaf.dtype)
                 for name, leaf in programs.batch.items()}
         return {name: jax.device_put(x, programs.batch[name].sharding) for name, x in made.items()}
 

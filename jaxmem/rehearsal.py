@@ -96,7 +96,7 @@ class Rehearsal:
 
 def row_bytes(workload: Workload) -> int:
     """Bytes of one row of a batch."""
-    return sum(4 * math.prod(shape) for shape, _ in workload.rows.values())  # f32 and int32
+    return sum({"f32": 4, "int32": 4, "uint8": 1}[dtype] * math.prod(shape) for shape, dtype in workload.rows.values())
 
 
 def shards_of(plan: Plan) -> int:

@@ -69,3 +69,4 @@ def test_the_closed_forms():
     assert host.device_bytes(100, 8) == 2 * 1600 and host.buffer_bytes(100, 8) == 8000
     assert row_bytes(Workload.parse(model="gpt2", batch=8, seq=128)) == 4 * 128 * 4
     assert row_bytes(Workload.parse(model="mlp-mnist", batch=8)) == 785 * 4
+    assert row_bytes(Workload.parse(model="mlp-mnist,image_dtype=uint8", batch=8)) == 784 + 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxmem.data.rehearsal.buffer import draw, init, insert, row_bytes
+from jaxmem.data.rehearsal.buffer import draw, init, insert, places, row_bytes
 
 ID = {"id": ((), np.int32)}
 insert_in_place = jax.jit(insert, donate_argnums=0, static_argnames=("policy", "probability"))
@@ -56,6 +56,16 @@ def test_a_batch_at_once_is_the_rows_one_by_one(policy, probability):
         np.testing.assert_array_equal(buffer["seen"], seen)
         replaced_twice += int((old != stored).sum() < sum(0 <= c < 4 for c in classes))
     assert (filled == slots).all() and (seen > 2 * slots).all() and replaced_twice
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "replace"])
+def test_no_two_rows_go_to_one_place(policy):
+    """A scatter in host memory is told so. Forty rows of one class to two slots, many times over."""
+    classes, full = np.zeros(40, np.int32), np.full(1, 2, np.int32)
+    slot, offered = jax.vmap(lambda key: places(full, full, classes, key, slots=2, policy=policy, probability=0.5))(
+        jax.random.split(jax.random.key(0), 50))
+    assert (offered == 40).all() and all(len(set(one)) == 40 for one in np.asarray(slot))
+    assert (np.asarray(slot) < 2).any(1).all()
 
 
 @functools.partial(jax.jit, static_argnames=("trials", "length", "batch", "slots", "policy", "probability"))

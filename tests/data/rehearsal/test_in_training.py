@@ -46,12 +46,12 @@ def digests(out, at=16):
     return read_meta(out / "checkpoints" / str(at))["digests"]
 
 
-def buffer_of(out, at, shards):
+def buffer_of(out, at, shards, data=None):
     """A checkpoint's buffer and staged rows, in NumPy."""
+    data = data or open_data("synthetic", seq=32, vocab=512)
     path = out / "checkpoints" / str(at)
     meta = read_meta(path)["rehearsal"]
     assert meta["shards"] == shards
-    data = open_data("synthetic", seq=32, vocab=512)
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = programs.shapes(Rehearsal.parse(meta["rehearsal"]), shards, data.fields)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), shapes)
@@ -165,6 +165,18 @@ def test_another_run_takes_the_buffer_along(undisturbed, tmp_path):
     then = buffer_of(larger, 1, 4)
     assert set(stored_rows(first)) <= set(stored_rows(then)) and then["buffer"]["filled"].sum() == 64 + 8
     assert then["inserts"] == 13 and then["staged"]["weights"].shape == (4, 1, 4)
+
+
+def test_classes_of_a_classifier(tmp_path):
+    """Each class has its own slots: after 24 batches of 16 digits, ten classes with two slots in each of four shards."""
+    out = tmp_path / "run"
+    flags = {"model": "mlp", "plan": "data=4", "topology": "cpu:4", "batch": 16, "steps": 24, "seq": 1, "data": "images:digits"}
+    assert training.train_here(out, **flags, checkpoint_every=0, rehearsal="r=8,capacity=80,every=2,classes=10") == 0
+    data = open_data("images:digits", seq=1, vocab=0)
+    memory = buffer_of(out, 24, 4, data)
+    assert (memory["buffer"]["filled"] == 2).all() and memory["buffer"]["seen"].sum() == 24 * 16
+    np.testing.assert_array_equal(memory["buffer"]["rows"]["labels"], np.broadcast_to(np.arange(10)[:, None], (4, 10, 2)))
+    assert (memory["staged"]["weights"] == 1).all() and len(set(memory["staged"]["rows"]["labels"].reshape(-1))) > 3
 
 
 def test_what_is_refused(tmp_path):
