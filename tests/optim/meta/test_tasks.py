@@ -113,6 +113,17 @@ def test_tables_are_standardised_by_their_training_rows():
         np.testing.assert_allclose(inputs, (raw[labels] - own.mean(0)) / np.maximum(own.std(0), 1e-6), rtol=1e-4, atol=1e-5)
 
 
+def test_repeated_rows_of_a_table_count_once():
+    rows, labels = np.array([[1, 2], [0, 1], [1, 2], [5, 5]], np.float32), np.array([1, 0, 1, 2], np.int32)
+    kept = tasks.distinct(rows, labels)
+    assert kept[0].tolist() == [[1, 2], [0, 1], [5, 5]] and kept[1].tolist() == [1, 0, 2]
+    for name in ("segment", "wine", "breast_cancer", "digits"):
+        own = tasks.find(name)
+        seen = [{row.tobytes() for row in part[0]} for part in (own.train, own.valid, own.test)]
+        assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+    assert sum(len(part[1]) for part in (tasks.find("segment").train, tasks.find("segment").valid, tasks.find("segment").test)) == 2086
+
+
 def test_turned_digits():
     own = tasks.find("digits_turned")
     pictures = images.digits()[0][tasks.split(1797)[2]]

@@ -101,6 +101,12 @@ def dealt(inputs: np.ndarray, labels: np.ndarray) -> Parts:
     return Parts(*((inputs[part], labels[part]) for part in split(len(labels))))
 
 
+def distinct(inputs: np.ndarray, labels: np.ndarray) -> Rows:
+    """The rows in their order, each once: a repeated one would stand in training and test (segment repeats 224)."""
+    kept = np.sort(np.unique(inputs, axis=0, return_index=True)[1])
+    return inputs[kept], labels[kept]
+
+
 def standardised(found: tables.Table) -> Parts:
     """Each feature with the mean and deviation of its training rows taken out."""
     inputs, labels = found
@@ -160,7 +166,7 @@ def turned(name: str, *hidden: int) -> Task:
 
 
 def table(name: str, found: Callable[[], tables.Table], *hidden: int) -> Task:
-    inputs, labels = found()
+    inputs, labels = distinct(*found())
     return perceptron(name, (inputs.shape[1], *hidden, int(labels.max()) + 1), standardised((inputs, labels)))
 
 
