@@ -108,6 +108,9 @@ def check(settings: Settings) -> None:
     if settings.rehearsal:
         problems += settings.rehearsal.problems(batch=settings.workload.batch, shards=shards_of(settings.plan))
     if not problems or not settings.rehearsal:  # the same rows would be complained of twice
-        problems += settings.plan.problems(settings.program_workload, settings.topology)
+        found = settings.plan.problems(settings.program_workload, settings.topology)
+        why = (f" (the programs' batch is --batch={settings.workload.batch} and r={settings.rehearsal.r} rows of rehearsal)"
+               if settings.rehearsal else "")
+        problems += [one + why if one.startswith("batch(") else one for one in found]
     if problems:
         raise InputError("\n".join(problems))

@@ -73,7 +73,10 @@ class Rehearsing:
         own = programs_module.shards_on(self.mesh)
         note = None
         if (saved, shards) != (self.rehearsal, own):
+            before = stored_rows(memory)
             memory, note = self._dealt(memory, saved, shards), f"the rehearsal buffer of {shards} shards ({saved}) was dealt to {own}"
+            if lost := before - stored_rows(memory):
+                note += f"; {lost} of {before} rows had no place, and were left out at random"
         self.memory, self._steps = memory, int(memory["inserts"])
         return note
 
@@ -93,6 +96,10 @@ class Rehearsing:
         # on to the next multiple of `every`, from which draws are counted: the counters make the keys, and go back to none that was used
         inserts = jax.jit(lambda n: n + (-n) % now.every)(memory["inserts"])
         return memory | {"buffer": buffer, "staged": empty["staged"], "inserts": inserts}
+
+
+def stored_rows(memory: Any) -> int:
+    return int(jax.jit(lambda filled: filled.sum(dtype=np.int32))(memory["buffer"]["filled"]))
 
 
 def saved_rehearsal(meta: Meta) -> tuple[Rehearsal, int]:

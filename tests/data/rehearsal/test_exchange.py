@@ -95,6 +95,9 @@ def test_every_slot_of_every_shard_is_equally_likely_and_no_row_is_torn(mesh):
         assert all((np.bincount(one, minlength=W) == 125).all() for one in sender)
         assert stats.chisquare(np.bincount(sender[:, :100].reshape(-1), minlength=W)).pvalue > 1e-3
     assert len({tuple(one) for one in rows["id"]}) == W  # no two receivers got the same
+    first = rows["id"][0, :500] - 1
+    picked = {tuple(sorted(first[first // (K * S) == w] % (K * S))) for w in range(W)}
+    assert len(picked) == W  # and no two shards picked the same places
 
 
 def test_the_statistic_sees_a_sampler_that_misses_a_slot(mesh):

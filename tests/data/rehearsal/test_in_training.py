@@ -1,7 +1,9 @@
 """`train --rehearsal`: what a step trains on, and that the buffer survives whatever the run survives."""
 
+import concurrent.futures
 import dataclasses
 import hashlib
+import socket
 
 import jax
 import numpy as np
@@ -160,6 +162,9 @@ def test_another_run_takes_the_buffer_along(undisturbed, tmp_path):
     assert (then["inserts"], then["draws"]) == (13, 6)
     jax.tree.map(np.testing.assert_array_equal, first["staged"], then["staged"])
     assert len(set(stored_rows(first)) - set(stored_rows(then))) <= 8
+    smaller = tmp_path / "smaller"
+    assert training.train_here(smaller, **flags | {"rehearsal": "r=8,capacity=40,every=2"}) == 0
+    assert any("24 of 64 rows had no place" in e["text"] for e in training.events(smaller, "note"))
     larger = tmp_path / "larger"
     assert training.train_here(larger, **flags | {"rehearsal": "r=16,capacity=128,every=1"}) == 0
     then = buffer_of(larger, 1, 4)
@@ -186,6 +191,8 @@ def test_what_is_refused(tmp_path):
         training.train_here(tmp_path / "run", **FLAGS | {"rehearsal": "r=8,capacity=64"})
     with pytest.raises(InputError, match="classes=4, and the rows .* have no labels"):
         training.train_here(tmp_path / "run", **FLAGS | {"rehearsal": "r=8,capacity=64,every=2,classes=4"})
+    with pytest.raises(InputError, match=r"batch\(12\) is not .* nearest: .*the programs' batch is --batch=8 and r=4 rows"):
+        training.train_here(tmp_path / "run", **FLAGS | {"rehearsal": "r=4,capacity=64,every=4", "plan": PLAN + ",accumulate=2"})
     out = tmp_path / "other"
     assert training.train_here(out, **FLAGS, steps=2, warmup=0, fault="term:step=1") == 75
     with pytest.raises(InputError, match="rehearsal: was 'r=8,capacity=64,every=2', now None"):
@@ -203,3 +210,28 @@ def test_killed_it_ends_bitwise_equal(tmp_path):
     assert committed_steps(broken / "checkpoints")[-1] == 8
     assert training.train_apart(broken, **FLAGS).returncode == 0
     assert digests(broken) == digests(whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_two_processes_remember_what_one_does(tmp_path, memory):
+    """2 processes x 4 devices: buffer, staged rows and counters are bitwise those of one process of 8; then one process of 4 goes on."""
+    flags = {"plan": "data=4,fsdp=2,compute=f32", "batch": 16, "steps": 12, "checkpoint_every": 4,
+             "rehearsal": f"r=16,capacity=128,every=4,memory={memory}"}
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert training.train_apart(alone, **flags).returncode == 0
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda k: training.train_apart(together, **flags, coordinator=f"localhost:{port}", processes=2, process=k,
+                                                            fault="term:step=9"), range(2)))
+    assert [one.returncode for one in both] == [75, 75], both[0].stderr + both[1].stderr
+    went_on = training.train_apart(together, **flags | {"plan": "data=4,compute=f32", "topology": "cpu:4", "steps": 12}, elastic=True,
+                                   fault="term:step=10")
+    assert went_on.returncode == 75, went_on.stderr
+    one, other = (digests(run, 8) for run in (alone, together))
+    kept = {name for name in one if name.startswith("rehearsal/")}
+    assert len(kept) == 14 and {name: one[name] for name in kept} == {name: other[name] for name in kept}
+    before, after = buffer_of(together, 9, 8), buffer_of(together, 10, 4)
+    assert len(set(stored_rows(before)) - set(stored_rows(after))) <= 16 and after["buffer"]["filled"].sum() == 128
