@@ -1,7 +1,11 @@
 """A run that begins with another's checkpoint: its bits on another mesh, its schedule where it stood, a larger model with its loss."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -212,3 +216,31 @@ def test_training_goes_on_from_a_grown_model(source, tmp_path):
     assert abs(grown[1] - same[1]) > 1e-5  # it is not the small model that goes on
     first, last = (line["loss"] for line in training.metrics(tmp_path / "grown", "eval"))
     assert last < first - 0.01
+
+
+@pytest.mark.long
+def test_two_processes_begin_and_grow_as_one_does(source, tmp_path):
+    """2 processes x 4 devices, gloo: the checkpoint of one process of 8, grown, trained on a mixture; then a start that both refuse."""
+    letters = tmp_path / "letters.txt"
+    letters.write_text("".join(chr(97 + i * i % 26) for i in range(3000)))
+    flags = RUN | {"model": SMALL.replace("mlp=32", "mlp=80"), "start_from": f"{source},optimizer=keep,grow=true,schedule=continue",
+                   "data": f"synthetic=0.75+text:{letters}=0.25", "steps": 4, "eval_every": 4, "eval_batches": 2}
+    assert training.train_here(tmp_path / "alone", **flags) == 0
+
+    def together(out, **changes) -> list[int]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        parts = [subprocess.Popen([sys.executable, "-m", "jaxmem", "train", *training.arguments(out, **flags | changes),
+                                   f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={k}"],
+                                  env=os.environ | {"JAX_PLATFORMS": "cpu"}) for k in range(2)]
+        try:
+            return [part.wait(timeout=280) for part in parts]
+        finally:
+            for part in parts:
+                part.kill()
+    assert together(tmp_path / "together") == [0, 0]
+    for kind in ("train", "eval"):
+        losses = [[line["loss"] for line in training.metrics(tmp_path / name, kind)] for name in ("alone", "together")]
+        np.testing.assert_allclose(*losses, rtol=2e-5)
+    assert together(tmp_path / "refused", start_from=f"{source}@7") == [2, 2]
