@@ -33,7 +33,8 @@ class Experiment:
     """name: of its records. module: what a child imports to find `run`. doc: the module's docstring.
 
     grid: the points, from the flags' values. pages: file name -> text, from records alone. flags: name -> (default, what it is); a
-    flag of the frame is given another default in this way.
+    flag of the frame is given another default in this way. together: points for which it gives the same text run as one child, by
+    `run_many(points) -> [Found]`: many small runs in one program, say.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Experiment:
     grid: Callable[[absl_flags.FlagValues], Sequence[Point]]
     pages: Callable[[Sequence[Record]], Mapping[str, str]]
     flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    together: Callable[[Point], str | None] | None = None
 
 
 FRAME = {
@@ -112,7 +114,7 @@ def _run(experiment: Experiment, flags: absl_flags.FlagValues) -> int:
         return 0
     try:
         counts = sweep.sweep(left, experiment=experiment.name, module=experiment.module, folder=folder, versions=versions,
-                             jobs=flags.jobs, timeout_s=flags.timeout, say=say)
+                             jobs=flags.jobs, timeout_s=flags.timeout, say=say, together=experiment.together)
     except KeyboardInterrupt:
         count = len(settled(read(*find(folder))) & {point.key(experiment.name, versions) for point in points})
         say(f"stopped: {count} of {len(points)} points are on record; the same command goes on with the rest")
