@@ -161,7 +161,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     files: dict[str, str] = {}
     for i, (name, own) in enumerate(groups.items()):
         lines = [line | {"label": Cell(value=label(line["method"].value))} for line in page.lines(own)]
-        tables += [Table(title=name, lead=f"Run here; {len({one['seed'] for one in own})} seeds.", columns=COLUMNS, lines=lines),
+        tables += [Table(title=name, lead=f"Run here; {seeds_text(own)}.", columns=COLUMNS, lines=lines),
                    by_task(name, own)]
         of = f"{own[0]['settings']['dataset']}, tasks {own[0]['settings']['tasks']}"
         end, course = f"All test rows after the last task ({of})", f"Each task's test rows after each task ({of})"
@@ -206,6 +206,12 @@ def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
     for one in records:
         out.setdefault(one["settings"]["method"], []).append(one)
     return out
+
+
+def seeds_text(records: Sequence[Record]) -> str:
+    """How many seeds the methods have."""
+    counts = sorted({len(group) for group in _by_method(records).values()})
+    return f"{counts[0]} seed{'s' * (counts[0] > 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds a method"
 
 
 def over_seeds(group: Sequence[Record], i: int, j: int) -> Interval:

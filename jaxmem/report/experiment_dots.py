@@ -8,7 +8,7 @@ from jaxmem.report.markup import Markup, element, text
 from jaxmem.report.units import percent_text
 from jaxmem.tabulate import Interval
 
-WIDTH, STEP, RIGHT = 420.0, 22.0, 84.0
+WIDTH, STEP, RIGHT = 420.0, 22.0, 100.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

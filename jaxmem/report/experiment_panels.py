@@ -1,12 +1,13 @@
 """Shares over a course of tasks: a small panel a case, in it a line a task. An SVG for light and dark pages."""
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from jaxmem.report.experiment_figure import BOTH, CHARACTER, COLOURS, DARK, LIGHT, STYLE
 from jaxmem.report.markup import Markup, element, text
 
-PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW, ACROSS = 172.0, 96.0, 44.0, 16.0, 34.0, 40.0, 4
+PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW, ACROSS = 172.0, 96.0, 44.0, 16.0, 46.0, 38.0, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,8 @@ def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup],
 
 def _panel(case: Panel, names: Sequence[str]) -> list[Markup]:
     count = max((len(values) for values in case.curves.values()), default=0)
-    parts = [element("text", case.title, x=0, y=-10, class_="name small")]
+    words = textwrap.wrap(case.title, 26)[:2]
+    parts = [element("text", line, x=0, y=-10 - 15 * (len(words) - 1 - i), class_="name small") for i, line in enumerate(words)]
     for share in (0.0, 0.5, 1.0):
         y = f"{PLOT_HEIGHT * (1 - share):.1f}"
         parts += [element("line", x1=0, x2=PLOT_WIDTH, y1=y, y2=y, class_="grid"),
