@@ -111,7 +111,7 @@ def build(workload: Workload, plan: Plan, topology: Topology, devices: Sequence,
         return jax.tree.map(lambda d, v: sharding_for(d, v.shape, table, mesh), dims, params, is_leaf=transforms.is_dims)
 
     # ---- optimizer state, split like the parameters it belongs to
-    tx = transforms.build(workload.optimizer, dims, topology.chip.kind)
+    tx = transforms.build(workload.optimizer, dims, topology.chip.kind, shardings("opt_state"))
     opt_state = jax.eval_shape(tx.init, params)
     dims_by_path = state_dims_module.flatten_dims(dims)
     known = {path: (v.shape, dims_by_path[path]) for path, v in state_dims_module.flatten(params).items()}

@@ -1,4 +1,4 @@
-"""Attention kernels in a compiled TPU program: which, with what shapes and blocks, and so what work.
+"""Kernels in a compiled TPU program: which, with what shapes and blocks, and so what work.
 
 A Pallas kernel is opaque to the compiler, which gives no estimate of it. Its call carries the kernel's name, its operands' shapes
 and (splash attention) its block sizes.
@@ -8,7 +8,7 @@ import math
 import re
 
 from jaxmem.cost.kernels import Kernel, KernelCost, attention_kernels
-from jaxmem.hlo.parse import Computation, Instruction
+from jaxmem.hlo.parse import HBM, Computation, Instruction
 
 _PASSES = {"fwd": "forward", "dkv": "dkv", "dq": "dq"}
 _BLOCKS = {"forward": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq"), "dkv": ("block_q_dkv", "block_kv_dkv")}
@@ -43,6 +43,20 @@ def attention_work(computation: Computation, instruction: Instruction) -> Kernel
     costs = attention_kernels(kernel, batch=batch, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window,
                               block_q=block_q, block_kv=block_kv, itemsize=q.element_bits // 8)
     return costs["backward" if kernel == "splash_fused" else which]
+
+
+def elementwise_work(computation: Computation, instruction: Instruction) -> KernelCost | None:
+    """Work of a kernel that reads each operand and writes each result once and is named after its vector and special operations for each
+    element of its first operand of three dims (`optim/learned/kernels.py`); None for any other custom call. What is in VMEM is not read
+    from memory."""
+    name = re.search(r"elementwise_v(\d+)_s(\d+)", instruction.name + " " + (instruction.op_name or ""))
+    if instruction.custom_call_target != "tpu_custom_call" or name is None:
+        return None
+    operands = [computation.by_name[operand].shape for operand in instruction.operands]
+    shapes = [leaf for shape in (*operands, instruction.shape) for _, leaf in shape.leaves()]
+    elements = float(next((math.prod(shape.dims) for shape in operands if len(shape.dims) == 3), 0))
+    return KernelCost(flops=0.0, vector_ops=int(name.group(1)) * elements, scores=int(name.group(2)) * elements,
+                      hbm_bytes=float(sum(shape.tiled_bytes for shape in shapes if shape.memory_space == HBM)), head_dim=128)
 
 
 def _block_sizes(instruction: Instruction) -> dict[str, int]:

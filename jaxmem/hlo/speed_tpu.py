@@ -15,7 +15,7 @@ from jaxmem.cost.kernels import KernelCost, kernel_time
 from jaxmem.hardware import Topology
 from jaxmem.hlo import torus
 from jaxmem.hlo.collectives import OPCODES, Collective, axes_of, collectives_of
-from jaxmem.hlo.kernel_calls import attention_work
+from jaxmem.hlo.kernel_calls import attention_work, elementwise_work
 from jaxmem.hlo.parse import HOST, Computation, Instruction, Module, Shape
 from jaxmem.hlo.speed import FREE, Cost, Limit, Speed, Transfer, replay, speed_of
 from jaxmem.hlo.work import NO_WORK, hbm_bytes, instruction_flops
@@ -146,7 +146,7 @@ class Reader:
     def custom_call(self, instruction: Instruction, computation: Computation) -> Reading:
         if instruction.custom_call_target != "tpu_custom_call":
             return NOTHING  # the compiler's markers: AllocateBuffer, ConcatBitcast, Sharding
-        work = attention_work(computation, instruction)
+        work = attention_work(computation, instruction) or elementwise_work(computation, instruction)
         if work is None:
             return Reading(unknown=f"the kernel {instruction.name} is opaque to the compiler, and none whose cost is known")
         return Reading(compute=Compute(flops=work.flops, hbm_bytes=work.hbm_bytes, cycles=None, kernel=work))

@@ -35,6 +35,7 @@ class OptimizerConfig:
     weights: str | None = "shipped"  # learned: shipped (untrained where none come with jaxmem), FILE (.npz, .json) or none (untrained)
     # learned: elements of a tensor (over all devices) that are worked on at a time; None: 2**18 on CPU, all on TPU and GPU
     chunk: int | None = None
+    kernel: Literal["xla", "pallas"] = "xla"  # learned: what does matrices of whole tiles on TPU and GPU; elsewhere XLA does
 
 
 OPTIMIZERS: dict[str, OptimizerConfig] = {

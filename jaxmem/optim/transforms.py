@@ -1,6 +1,6 @@
 """`OptimizerConfig` -> optax transformation with unit learning rate: the step multiplies its updates by the rate given at run time."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from jaxmem.optim.configs import LEARNED_WEIGHTS, OptimizerConfig
 from jaxmem.optim.learned import weights as learned_weights
 from jaxmem.optim.learned.celo import scale_by_celo
+from jaxmem.optim.learned.fused import Kernel
 from jaxmem.optim.learned.nominal import scale_by_small_fc_nominal
 from jaxmem.optim.learned.rule import CHUNK
 from jaxmem.optim.learned.small_fc import scale_by_small_fc
@@ -20,9 +21,10 @@ Kind = Literal["cpu", "tpu", "gpu"]
 _MATRIX_INPUT = {"embed", "mlp", "heads", "kv_heads", "head_dim"}
 
 
-def build(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.GradientTransformationExtraArgs:
+def build(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu", shardings: Any = None) -> optax.GradientTransformationExtraArgs:
     """The transformation for parameters whose dims are named by `dims`. Its updates are for learning rate 1 and already negative.
-    `kind` of devices decides what is fast, and nothing else."""
+    `kind` of devices decides what is fast, and nothing else; `shardings`, nested like the parameters, says how their state is split
+    (None: not)."""
     c = config
     moments = jnp.bfloat16 if c.moments == "bf16" else jnp.float32
     decays = jax.tree.map(lambda d: c.decay == "all" or is_matrix(d), dims, is_leaf=is_dims)
@@ -45,16 +47,18 @@ def build(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.Grad
                       muon_weight_dimension_numbers=jax.tree.map(matrix_of, dims, is_leaf=is_dims))
         case "learned":
             decay = optax.add_decayed_weights(c.weight_decay, mask=decays) if c.weight_decay else optax.identity()
-            tx = optax.chain(learned(c, dims, kind), decay, optax.scale(-1.0))
+            tx = optax.chain(learned(c, dims, kind, shardings), decay, optax.scale(-1.0))
     return standard_promotion(optax.with_extra_args_support(tx))
 
 
-def learned(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.GradientTransformationExtraArgs:
+def learned(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu", shardings: Any = None) -> optax.GradientTransformationExtraArgs:
     """The learned rule, its weights in its state. `init` makes those that come with jaxmem, or untrained ones. No program's text depends
     on what is in a user's file: there `init` makes NaN, until `with_trained_weights` puts the file's in their place."""
     make = {"small_fc": scale_by_small_fc, "small_fc_nominal": scale_by_small_fc_nominal, "celo": scale_by_celo}[config.rule]
     stacked = jax.tree.map(lambda d: d.count("layers"), dims, is_leaf=is_dims)
     chunk = CHUNK if config.chunk is None and kind == "cpu" else config.chunk
+    split = {jax.tree_util.keystr(path): s for path, s in jax.tree_util.tree_flatten_with_path(shardings)[0]}
+    kernel = Kernel(backend=kind, shardings=split) if config.kernel == "pallas" and kind != "cpu" else None
 
     def start() -> learned_weights.Weights:
         if config.weights not in (None, "shipped"):
@@ -63,7 +67,8 @@ def learned(config: OptimizerConfig, dims: Dims, kind: Kind = "cpu") -> optax.Gr
             return learned_weights.load(path, config.rule)
         learned_weights.warn_untrained(config.rule)
         return learned_weights.initial(config.rule, jax.random.key(0))
-    return learned_weights.carrying(lambda w: make(w, stacked=stacked, moments=config.moments, chunk=chunk, fenced=kind == "gpu"), start)
+    return learned_weights.carrying(
+        lambda w: make(w, stacked=stacked, moments=config.moments, chunk=chunk, fenced=kind == "gpu", kernel=kernel), start)
 
 
 def with_trained_weights(opt_state: optax.OptState, config: OptimizerConfig) -> optax.OptState:

@@ -19,6 +19,7 @@ from jax import lax
 from jaxmem.optim.learned import features
 from jaxmem.optim.learned.accumulators import Moments
 from jaxmem.optim.learned.features import Seen
+from jaxmem.optim.learned.fused import Kernel
 from jaxmem.optim.learned.rule import CHUNK, Rule, Weights, scale_by
 
 MOMENTUM_DECAYS = (0.9, 0.99, 0.999)
@@ -43,6 +44,6 @@ def celo_rule() -> Rule:
 
 
 def scale_by_celo(weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-                  chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
+                  chunk: int | None = CHUNK, fenced: bool = False, kernel: Kernel | None = None) -> optax.GradientTransformationExtraArgs:
     """`weights`: see `weights.py`; other arguments: see `rule.scale_by`."""
-    return scale_by(celo_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced)
+    return scale_by(celo_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced, kernel=kernel)

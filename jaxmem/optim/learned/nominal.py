@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxmem.optim.learned.accumulators import Moments
 from jaxmem.optim.learned.features import Seen
+from jaxmem.optim.learned.fused import Kernel
 from jaxmem.optim.learned.rule import CHUNK, StepOf, Weights, scale_by
 from jaxmem.optim.learned.small_fc import published_step, small_fc_rule
 
@@ -47,7 +48,8 @@ def nominal_step(nominal: Nominal, step_size: float, controller: Literal["none",
 
 def scale_by_small_fc_nominal(weights: Weights, *, nominal: Nominal = "adam_aggregated", step_size: float = 1e-3,
                               controller: Literal["none", "learned"] = "none", stacked: Any = None, moments: Moments = "f32",
-                              chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
+                              chunk: int | None = CHUNK, fenced: bool = False,
+                              kernel: Kernel | None = None) -> optax.GradientTransformationExtraArgs:
     """`step_size` is of the nominal step; arguments after `controller`: see `rule.scale_by`."""
     return scale_by(small_fc_rule(nominal_step(nominal, step_size, controller)), weights, stacked=stacked, moments=moments, chunk=chunk,
-                    fenced=fenced)
+                    fenced=fenced, kernel=kernel)

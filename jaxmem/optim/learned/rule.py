@@ -24,6 +24,7 @@ from jaxmem.optim.learned import accumulators
 from jaxmem.optim.learned.accumulators import Moments
 from jaxmem.optim.learned.blocks import blocks
 from jaxmem.optim.learned.features import Channels, Seen
+from jaxmem.optim.learned.fused import Kernel, update_matrix
 
 Weights = dict[str, jax.Array]
 
@@ -77,11 +78,11 @@ class Leaf(NamedTuple):
 
 
 def scale_by(rule: Rule, weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-             chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
+             chunk: int | None = CHUNK, fenced: bool = False, kernel: Kernel | None = None) -> optax.GradientTransformationExtraArgs:
     """The steps of `rule`, to be subtracted: chain `optax.scale_by_learning_rate` and weight decay behind it.
 
     `stacked` is a tree like the parameters with 1 where the first dim counts layers, each a tensor of its own (None: nowhere).
-    `chunk` and `fenced` are about speed alone; see `CHUNK`.
+    `chunk`, `fenced` and `kernel` (for the matrices it does) are about speed alone; see `CHUNK`.
     `update` needs the parameters, and the loss neither as `value` nor otherwise. Every array is made as the parameter is split.
     """
     layers_of = {jax.tree_util.keystr(path): n for path, n in jax.tree_util.tree_flatten_with_path(stacked)[0]}
@@ -106,9 +107,13 @@ def scale_by(rule: Rule, weights: Weights, *, stacked: Any = None, moments: Mome
             if g is None:  # optax's mark of a parameter that takes no part
                 out.append((None, leaf))
                 continue
-            stack = layers_of.get(jax.tree_util.keystr(path), 0)
+            name = jax.tree_util.keystr(path)
+            stack = layers_of.get(name, 0)
             with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-                out.append(update_leaf(rule, weights, state.steps, g, p, leaf, stack, moments, chunk, fenced))
+                if kernel is not None and kernel.does(name, p.shape, stack, moments):
+                    out.append(update_matrix(kernel, name, rule, weights, state.steps, g, p, leaf, stack, moments))
+                else:
+                    out.append(update_leaf(rule, weights, state.steps, g, p, leaf, stack, moments, chunk, fenced))
         new = State(optax.safe_increment(state.steps), *_fields(tree, [leaf for _, leaf in out]))
         return tree.unflatten([u for u, _ in out]), new
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxmem.optim.learned import accumulators, features
 from jaxmem.optim.learned.accumulators import Moments
+from jaxmem.optim.learned.fused import Kernel
 from jaxmem.optim.learned.rule import CHUNK, Rule, StepOf, Weights, scale_by
 
 MOMENTUM_DECAYS = (0.9, 0.99, 0.999)
@@ -36,7 +37,7 @@ def small_fc_rule(step: StepOf = published_step) -> Rule:
         step=step, size="learned")
 
 
-def scale_by_small_fc(weights: Weights, *, stacked: Any = None, moments: Moments = "f32",
-                      chunk: int | None = CHUNK, fenced: bool = False) -> optax.GradientTransformationExtraArgs:
+def scale_by_small_fc(weights: Weights, *, stacked: Any = None, moments: Moments = "f32", chunk: int | None = CHUNK, fenced: bool = False,
+                      kernel: Kernel | None = None) -> optax.GradientTransformationExtraArgs:
     """`weights`: see `weights.py`; other arguments: see `rule.scale_by`."""
-    return scale_by(small_fc_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced)
+    return scale_by(small_fc_rule(), weights, stacked=stacked, moments=moments, chunk=chunk, fenced=fenced, kernel=kernel)
