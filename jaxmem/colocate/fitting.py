@@ -98,21 +98,22 @@ def largest(tries: Callable[[int], tuple[Tried, int]], *, step: int = 1, say: Ca
 def next_guess(tried: dict[int, Tried], usable: int, low: int, high: int) -> int | None:
     """What to try next, strictly between `low` and `high`; None where nothing is left between them.
 
-    Where the line through the two known peaks nearest to the limit meets it; the middle where there is no such line, or it has been
-    followed BY_LINE times.
+    Where a line meets the limit: from the largest that fits to the smallest that does not, or on through the two largest that fit as long
+    as no refusal had a number. The middle where there is no such line, or one was followed BY_LINE times.
     """
     if high - low <= 1:
         return None
     middle = (low + high) // 2
-    known = sorted((n, one.peak_bytes) for n, one in tried.items() if one.peak_bytes is not None)
-    if len(known) < 2:
-        return min(2 * low, high - 1) if low else middle
-    (a, at_a), (b, at_b) = sorted(known, key=lambda one: abs(usable - one[1]))[:2]
-    if at_a == at_b or len(tried) > BY_LINE:
+    peaks = {n: one.peak_bytes for n, one in tried.items() if one.peak_bytes is not None}
+    below = sorted(n for n in peaks if n <= low)
+    a, b = (below[-1], high) if below and high in peaks else (below[-1], below[-2]) if len(below) > 1 else (0, 0)
+    if len(tried) > BY_LINE or (a and peaks[a] == peaks[b]):
         return middle
-    wanted = math.floor(a + (usable - at_a) * (b - a) / (at_b - at_a))
-    if wanted >= high:  # it bends, or the refusal had no number: then nothing is known of how far beyond it is
-        return high - 1 if high in tried and tried[high].peak_bytes is not None else middle
+    if not a:
+        return min(2 * low, high - 1) if low else middle
+    wanted = math.floor(a + (usable - peaks[a]) * (b - a) / (peaks[b] - peaks[a]))
+    if wanted >= high:  # it bends, and what it takes at `high` is not known
+        return middle
     return max(wanted, low + 1)
 
 

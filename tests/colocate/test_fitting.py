@@ -15,6 +15,7 @@ LAWS = {
     "small ones are cheaper": lambda n: 30 * n if n < 20 else 55 * n,
     "temporaries that grow in steps": lambda n: 25 * n + 400 * (n // 16),
     "slightly bent": lambda n: 100 + 30 * n + n * n // 40,
+    "nearly free at first": lambda n: 2 * n if n < 5 else 2 * n + 28 * (n - 4),  # a TPU's VMEM
 }
 
 
@@ -44,6 +45,12 @@ def test_a_line_takes_four_compiles():
     found, asked = search(LAWS["a line"], 10_000)
     assert asked == [1, 2, 262, 263] and (found.runs, found.certain) == (262, True)
     assert line(found.tried) == (300, 37)
+
+
+def test_a_few_runs_that_cost_nearly_nothing_do_not_mislead_for_long():
+    """As found on a TPU: 2 MB a run for the first, 28.5 MB a run in the end, so that the first line leads 14 times too far."""
+    found, asked = search(LAWS["nearly free at first"], 16_900)
+    assert asked[:3] == [1, 2, 8450] and found.runs == 567 and found.certain and len(asked) <= 8
 
 
 def test_groups_are_filled_together():
