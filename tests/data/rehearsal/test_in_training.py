@@ -101,7 +101,8 @@ def test_the_program_has_b_and_r_rows(undisturbed):
     assert flops[1] / flops[0] == pytest.approx((8 + 8) / 8, rel=1e-3)
 
 
-@pytest.mark.parametrize("more", [{}, {"plan": PLAN + ",step=split", "snapshot": "lazy"}], ids=["async", "lazy"])
+@pytest.mark.parametrize("more", [{}, pytest.param({"plan": PLAN + ",step=split", "snapshot": "lazy"}, marks=pytest.mark.long)],
+                         ids=["async", "lazy"])
 def test_stopped_in_the_middle_of_a_draw_and_gone_on(undisturbed, tmp_path, more):
     """Stopped after an odd step, when half of the staged rows were used: everything ends bitwise equal, the buffer too."""
     whole = undisturbed
@@ -134,6 +135,17 @@ def test_a_rollback_takes_the_buffer_back(tmp_path):
     assert digests(told) == digests(out)
 
 
+@pytest.mark.long
+def test_a_lazy_snapshot_of_host_memory_is_of_its_step(tmp_path):
+    """The buffer in pinned host memory is updated in place while its snapshot is written: the snapshot is a copy all the same."""
+    flags = FLAGS | {"plan": PLAN + ",step=split", "rehearsal": "r=8,capacity=64,every=2,memory=pinned_host", "keep": "last=9"}
+    runs = {snapshot: tmp_path / snapshot for snapshot in ("lazy", "sync")}
+    for snapshot, out in runs.items():
+        assert training.train_here(out, **flags, snapshot=snapshot) == 0
+    assert all(digests(runs["lazy"], at) == digests(runs["sync"], at) for at in (4, 8, 12, 16))
+    assert stored_rows(buffer_of(runs["lazy"], 8, 4)) == stored_rows(buffer_of(runs["sync"], 8, 4))
+
+
 def test_goes_on_on_fewer_devices(undisturbed, tmp_path):
     """Eight devices to two: no stored row is lost, and the rows that were staged stay those of their step."""
     out = tmp_path / "run"
@@ -154,7 +166,7 @@ def test_goes_on_on_fewer_devices(undisturbed, tmp_path):
 
 
 def test_another_run_takes_the_buffer_along(undisturbed, tmp_path):
-    """--start_from: the next phase begins with what the one before remembered, and so does one with another capacity and r."""
+    """--start_from: the next phase begins with what the one before remembered."""
     out = tmp_path / "next"
     flags = FLAGS | {"start_from": f"{undisturbed}@12", "steps": 1, "warmup": 0, "seed": 5}
     assert training.train_here(out, **flags) == 0
@@ -162,6 +174,13 @@ def test_another_run_takes_the_buffer_along(undisturbed, tmp_path):
     assert (then["inserts"], then["draws"]) == (13, 6)
     jax.tree.map(np.testing.assert_array_equal, first["staged"], then["staged"])
     assert len(set(stored_rows(first)) - set(stored_rows(then))) <= 8
+
+
+@pytest.mark.long
+def test_another_run_takes_the_buffer_into_another_size(undisturbed, tmp_path):
+    """Another capacity, and another r: the stored rows are dealt out again, and rehearsal begins with the next draw."""
+    flags = FLAGS | {"start_from": f"{undisturbed}@12", "steps": 1, "warmup": 0, "seed": 5}
+    first = buffer_of(undisturbed, 12, 4)
     smaller = tmp_path / "smaller"
     assert training.train_here(smaller, **flags | {"rehearsal": "r=8,capacity=40,every=2"}) == 0
     assert any("24 of 64 rows had no place" in e["text"] for e in training.events(smaller, "note"))
