@@ -10,7 +10,7 @@ from jaxmem.cost.calibration import CONSTANTS, TPU, Calibration
 from jaxmem.cost.kernels import attention_kernels, kernel_time, visited_blocks
 from jaxmem.hardware import parse_topology
 from jaxmem.hlo import torus
-from jaxmem.hlo.kernel_calls import attention_work
+from jaxmem.hlo.kernel_calls import attention_work, elementwise_work
 from jaxmem.hlo.parse import parse
 from jaxmem.hlo.speed import Cost, Speed, Transfer, predict, refuse_impossible, replay, speed_of
 from jaxmem.hlo.speed_tpu import predict as predict_tpu
@@ -361,3 +361,20 @@ def test_an_update_on_the_host_moves_the_update_alone() -> None:
     speed = predict_tpu(parse(text), V5E, None, IDEAL)
     assert {row.collective: row.bytes for row in speed.traffic} == {"device-to-host": 2**25, "host-to-device": 2**25}
     assert speed.step_s == pytest.approx(2 * 2**25 / V5E.chip.host_link_bytes_per_s)
+
+
+def test_a_kernel_that_is_named_after_its_work():
+    """Bytes are those of operands and results in HBM; its slowest unit decides."""
+    text = schedule('%g = f32[2,512,1024]{2,1,0} broadcast(%p)', '%v = f32[512,1024]{1,0:S(1)} broadcast(%p)',
+                    '%step.1 = (f32[2,512,1024]{2,1,0}, f32[2,4]{1,0}) custom-call(%g, %v), custom_call_target="tpu_custom_call", '
+                    'metadata={op_name="jit(step)/elementwise_v100_s7"}')
+    module = parse(text)
+    [call] = [x for x in module.entry.instructions if x.opcode == "custom-call"]
+    work, n = elementwise_work(module.entry, call), 2 * 512 * 1024
+    assert work is not None
+    assert (work.vector_ops, work.scores, work.hbm_bytes, work.flops) == (100 * n, 7 * n, 4 * (2 * n + 8), 0)
+    rate = 4 * 8 * 128 * V5E.chip.clock_hz  # four vector units of 8 x 128 lanes
+    assert kernel_time(work, V5E.chip).seconds == pytest.approx(100 * n / rate) and 100 / rate > 8 / V5E.chip.hbm_bytes_per_s
+    assert elementwise_work(module.entry, module.entry.instructions[1]) is None
+    found = predict_tpu(module, V5E, {"axes": {"data": 256}, "places": places(V5E), "ids": None})
+    assert found.step_s is not None and not [w for w in found.warnings if "opaque" in w]
