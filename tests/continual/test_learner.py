@@ -122,7 +122,7 @@ def test_the_methods_differ():
 
 
 @pytest.mark.parametrize("text, every", [
-    ("rehearsal,r=16,buffer=0.6", 1), ("rehearsal,r=8,buffer=0.6,policy=replace,candidates=4", 2),
+    pytest.param("rehearsal,r=16,buffer=0.6", 1, marks=pytest.mark.long), ("rehearsal,r=8,buffer=0.6,policy=replace,candidates=4", 2),
     ("der++,r=4,buffer=0.9,alpha=0.3,beta=0.7", 2)])
 def test_rehearsal_is_its_loss_on_the_rows_that_the_buffer_gives(text, every):
     """The buffer's rows are read from the buffer itself, step by step; loss, gradient and what is stored are worked out in NumPy."""
@@ -168,6 +168,7 @@ def test_rehearsal_is_its_loss_on_the_rows_that_the_buffer_gives(text, every):
             assert TRAIN[1][place] == kept["rows"]["labels"][worker, kind, slot] == kind
 
 
+@pytest.mark.long  # each method on eight devices is held against NumPy above
 def test_one_device_and_eight_end_alike():
     one, eight = learned("ewc,ewc=20", devices=1), learned("ewc,ewc=20", devices=8)
     np.testing.assert_allclose(one.params["layer0"]["weight"], eight.params["layer0"]["weight"], rtol=1e-4, atol=1e-5)
