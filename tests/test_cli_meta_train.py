@@ -12,6 +12,7 @@ from jaxmem.cli import main as cli
 @pytest.mark.parametrize(("flags", "says"), [
     (["--rule=cello"], "did you mean celo"), (["--estimator=pse"], "did you mean pes"), (["--families=digit"], "did you mean digits"),
     (["--families=mnist28"], "mnist28 is held out"), (["--families=,"], "no families"), (["--minutes=0"], "--minutes=0"),
+    (["--objective=los"], "expected loss or log_loss"),
     (["--tasks=3"], "nearest: 4"), (["--lengths=a:b"], "expected LOW:HIGH, as in 100:2000"),
     (["--lengths=20:40"], "shorter than a truncation"),
     (["--learning_rates=0:1"], "0 < LOW <= HIGH"), (["--sigma=nan"], "sigma=nan"), (["--topology=cpu:x"], "cpu:x"), (["word"], "word"),
@@ -50,4 +51,4 @@ def test_a_run_from_the_command_line(tmp_path):
     other = run(rule="celo")
     assert other.returncode == 2 and "rule: was 'small_fc', now 'celo'" in other.stderr
     again = run()
-    assert again.returncode == 0 and "all 6 meta-steps are done" in again.stderr
+    assert again.returncode == 0 and "is finished: all 6 meta-steps are done" in again.stderr

@@ -61,7 +61,7 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     if flags.estimator not in ESTIMATORS:
         raise InputError(f"--estimator={flags.estimator}: expected {', '.join(ESTIMATORS)}{nearest(flags.estimator, ESTIMATORS)}")
     if flags.objective not in recipe.OBJECTIVES:
-        raise InputError(f"--objective={flags.objective}: expected {', '.join(recipe.OBJECTIVES)}{nearest(flags.objective, recipe.OBJECTIVES)}")
+        raise InputError(f"--objective={flags.objective}: expected {' or '.join(recipe.OBJECTIVES)}")
     if flags.minutes is not None and not flags.minutes > 0:
         raise InputError(f"--minutes={flags.minutes:g}: expected more than 0")
     named = {"first": tasks.FIRST_FAMILIES, "all": tuple(tasks.FAMILIES)}
@@ -77,8 +77,14 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     recipe.check(asked, topology.devices)
     out = pathlib.Path(flags.out)
     begin_from = pathlib.Path(flags.begin_from) if flags.begin_from else None
+    if begin_from is not None and not begin_from.is_file():
+        raise InputError(f"--begin_from={begin_from}: no such file")
     config = {"verb": "meta-train", "steps": asked.iterations, "topology": str(topology),
               "begin_from": str(begin_from) if begin_from else None} | _plain(dataclasses.asdict(asked))
+    folders.refuse_other(out, config, elastic=False)
+    if folders.finished(out, asked.iterations) is not None:
+        print(f"{out} is finished: all {asked.iterations} meta-steps are done; weights: {out}/weights.npz", file=sys.stderr)
+        return 0
     lock = folders.Lock(out)
     try:
         folder = folders.open_folder(out, config, environment.versions(), elastic=False)

@@ -108,7 +108,7 @@ def meta_train(r: Recipe, folder: Folder, budget: Budget, *, devices: int | None
                 status, ended = STOPPED, "sigterm"
                 break
             if budget.minutes is not None and now - start >= 60 * budget.minutes:
-                ended = "minutes"
+                log.event("note", text=f"{budget.minutes:g} minutes are over")
                 break
             if now - saved >= budget.checkpoint_s:
                 settle()
