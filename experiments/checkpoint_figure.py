@@ -14,6 +14,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, ABOVE, BELOW = 300.0, 190.0, 58.0, 26.0, 44.0, 56.0
 OWN = (".line{fill:none;stroke-width:1.8}.whole{fill:none;stroke:var(--soft);stroke-opacity:.75;stroke-width:5;stroke-linecap:round}"
        ".kill{stroke:#b93012;stroke-dasharray:2 3;stroke-opacity:.8}")
 MODES = ("sync", "async", "lazy")
+LEGEND = 690.0  # pixels that it takes
 
 
 def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, alone: bool) -> str:
@@ -31,7 +32,7 @@ def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, 
         own = [line for line in lines if line["mtbf_s"].value == rate]
         parts.append(element("g", *panel(f"a failure every {rate:g} s", own, costs, rate, share),
                              transform=f"translate({j * (LEFT + WIDTH + RIGHT) + LEFT:g} {top + ABOVE:g})"))
-    return svg(title, max(len(rates), 1) * (LEFT + WIDTH + RIGHT), top + ABOVE + HEIGHT + BELOW, parts, alone)
+    return svg(title, max(LEGEND, len(rates) * (LEFT + WIDTH + RIGHT)), top + ABOVE + HEIGHT + BELOW, parts, alone)
 
 
 def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: float, share: float) -> list[Markup]:
