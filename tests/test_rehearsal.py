@@ -2,7 +2,10 @@
 
 import pytest
 
+from jaxmem.hardware import parse_topology
+from jaxmem.plan import Plan
 from jaxmem.rehearsal import Rehearsal, row_bytes
+from jaxmem.resident import name_rehearsal, rehearsal_bytes
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
@@ -70,3 +73,24 @@ def test_the_closed_forms():
     assert row_bytes(Workload.parse(model="gpt2", batch=8, seq=128)) == 4 * 128 * 4
     assert row_bytes(Workload.parse(model="mlp-mnist", batch=8)) == 785 * 4
     assert row_bytes(Workload.parse(model="mlp-mnist,image_dtype=uint8", batch=8)) == 784 + 4
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_a_check_names_the_bytes_of_the_buffer(memory):
+    """What lies beside a program is the optimizer's state and the buffer; a check tells them apart and their sum stays."""
+    workload, plan = Workload.parse(model="gpt2", batch=16, seq=128), Plan.parse("fsdp=8")
+    rehearsal = Rehearsal(r=8, capacity=800, every=8, memory=memory)
+    here = (100 if memory == "device" else 0) * 2048 + 2 * 8 * 2048  # 2048 bytes a row: four int32 fields of 128
+    assert rehearsal_bytes(rehearsal, workload, plan) == here and rehearsal_bytes(None, workload, plan) == 0
+    check = {"composition": [{"kind": "params", "module": None, "bytes": 70}, {"kind": "opt_state", "module": "optimizer (resident)",
+                                                                               "bytes": here + 50}],
+             "timeline": [{"points": [{"by_kind": {"opt_state": here + 30, "params": 9}}, {"by_kind": {"opt_state": here, "other": 4}}]}],
+             "host_bytes": None, "warnings": []}
+    name_rehearsal(check, rehearsal, workload, plan, parse_topology("h100:8"))
+    assert {(part["kind"], part["module"]): part["bytes"] for part in check["composition"]} == {
+        ("params", None): 70, ("opt_state", "optimizer (resident)"): 50, ("other", "rehearsal (resident)"): here}
+    assert [point["by_kind"] for point in check["timeline"][0]["points"]] == [
+        {"opt_state": 30, "params": 9, "other": here}, {"other": 4 + here}]
+    assert check["host_bytes"] == (None if memory == "device" else 100 * 2048 * 8)
+    [note] = check["warnings"]
+    assert "batch of 16 rows, 8 of them drawn" in note and ("a copy on a GPU's host" in note) == (memory == "pinned_host")
