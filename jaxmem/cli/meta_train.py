@@ -105,7 +105,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _range(flags: absl_flags.FlagValues, name: str, kind: type) -> Any:
-    text = flags[name].value
+    text = str(flags[name].value)
     low, colon, high = text.partition(":")
     try:
         return kind(low), kind(high if colon else low)

@@ -48,7 +48,7 @@ def start(state: State, theta: Theta) -> Pair:
 def perturbation(key: jax.Array, theta: Theta, sigma: float) -> Theta:
     leaves, tree = jax.tree.flatten(theta)
     keys = jax.random.split(key, len(leaves))
-    return tree.unflatten([sigma * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
+    return jax.tree.unflatten(tree, [sigma * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
 
 
 def truncation(estimator: Estimator, theta: Theta, pair: Pair, key: jax.Array, unroll: Unroll, *, sigma: float,

@@ -5,7 +5,7 @@ Moves: one all-reduce of the meta-gradient (some hundred numbers) a meta-step; a
 slowest. One program: families are separate loops in it, problems of a family a `vmap`, inner steps a scan.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -60,10 +60,12 @@ def keys_of(recipe: Recipe, family: int, iteration: jax.Array) -> jax.Array:
     return jax.random.split(key, recipe.tasks)
 
 
-def shardings(state: MetaState, mesh: Mesh) -> MetaState:
+def shardings(state: MetaState, mesh: Mesh) -> Any:
+    """A tree like `state`: problems over `data`, everything else on every device."""
     def all_of(tree: Any, spec: P) -> Any:
         return jax.tree.map(lambda _: NamedSharding(mesh, spec), tree)
-    return MetaState(all_of(state.theta, P()), all_of(state.adam, P()), all_of(state.problems, P("data")), NamedSharding(mesh, P()))
+    return state._replace(theta=all_of(state.theta, P()), adam=all_of(state.adam, P()), problems=all_of(state.problems, P("data")),
+                          iteration=all_of(state.iteration, P()))
 
 
 def start(recipe: Recipe, tasks: Mapping[str, Task], mesh: Mesh, theta: es.Theta | None = None) -> MetaState:
@@ -78,9 +80,8 @@ def start(recipe: Recipe, tasks: Mapping[str, Task], mesh: Mesh, theta: es.Theta
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make), mesh))()
 
 
-def build(recipe: Recipe, tasks: Mapping[str, Task], mesh: Mesh
-          ) -> Callable[[MetaState, dict[str, Data]], tuple[MetaState, Measured]]:
-    """The compiled meta-step; its state is donated."""
+def build(recipe: Recipe, tasks: Mapping[str, Task], mesh: Mesh) -> jax.stages.Wrapped:
+    """The meta-step, to be lowered and compiled: (state, data) -> (state, Measured); its state is donated."""
     def share(theta: es.Theta, problems: dict[str, Problem], keys: dict[str, jax.Array], data: dict[str, Data]) -> tuple:
         """One device's problems -> (problems, the sums of what they say over all devices)."""
         moved, said = {}, {}
