@@ -83,13 +83,11 @@ def test_each_run_is_the_run_alone(run):
 
 def test_runs_differ_where_their_inputs_do():
     """Runs 0 and 2 begin as one, for they have one seed, and part with their learning rates; run 1 begins elsewhere."""
-    _, states, metrics, _ = many()
+    _, states, _, _ = many()
     first, second, third = (vmapped.run_of(states[0]["params"], run) for run in (0, 1, 2))
     for a, b, c in zip(*map(jax.tree.leaves, (first, second, third)), strict=True):
         np.testing.assert_array_equal(a, c)
         assert a.ndim < 2 or np.abs(a - b).max() > 1e-2  # biases begin at zero
-    norm = metrics[0]["grad_norm"]
-    assert norm[3] > CLIPS[3] * 2  # the clip of run 3 does bind, so that a clip of another run would show
 
 
 def test_groups_hold_whole_runs():
