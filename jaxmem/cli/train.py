@@ -51,11 +51,13 @@ def define(flags: absl_flags.FlagValues) -> None:
     whole("seq", None, "tokens a sequence (default: 128; of images their patches)", lower_bound=1, **f)
     whole("steps", 200, "updates in all", **f)
     number("lr", 3e-3, "peak learning rate", **f)
-    text("schedule", "cosine", "constant, linear, cosine, wsd, rsqrt or infinite, and changes, as in cosine,floor=0.1 or wsd,decay=0.2", **f)
+    text("schedule", "cosine", "constant, linear, cosine, wsd, rsqrt or infinite, and changes, as in cosine,floor=0.1 or wsd,decay=0.2",
+         **f)
     whole("warmup", None, "steps of linear rise to the peak (default: a twentieth of the steps)", **f)
     number("clip", 1.0, "largest global norm of the gradients", **f)
     whole("seed", 0, "of the parameters and of the order of the data", **f)
-    text("data", "text:pydoc", "text:PATH_OR_NAME[,tokenizer=FILE], synthetic, images:NAME, or a mixture, as in text:a.txt=0.75+text:pydoc=0.25", **f)
+    text("data", "text:pydoc", "text:PATH_OR_NAME[,tokenizer=FILE], synthetic, images:NAME, or a mixture, as in "
+         "text:a.txt=0.75+text:pydoc=0.25", **f)
     whole("eval_every", 0, "evaluate on held-out data after so many steps, and at the end (0: never)", **f)
     whole("eval_batches", 8, "batches of one evaluation at most", **f)
     whole("checkpoint_every", None, "steps between checkpoints (default: a tenth of the steps; 0: at the end only)", **f)
