@@ -1,12 +1,14 @@
-"""how many small runs share a topology: one program for many, parts of the devices, or MIG slices.
+"""how small runs share devices: one program for many, parts, MIG slices; how many fit.
 
-  jaxmem pack --topology=h100:1 "8*model=gpt2,batch=4,seq=1024" "2*model=decoder-small,batch=8,seq=512"
+  jaxmem pack --topology=h100:1 "8*model=gpt2,batch=4,seq=1024" "2*model=gpt2,batch=8,seq=512"
   jaxmem pack --topology=v5e-8 "32*model=decoder-tiny,batch=8,seq=128"
   jaxmem pack --topology=h100:1 --largest "model=decoder-tiny,batch=8,seq=128"
 
-Runs of one workload may differ in seed, learning rate, clip and data. Each workload's train step is compiled for the topology with one
-run and with two (--plan is of one run), and for the smallest MIG slice that may hold it. Bytes are the compiler's, seconds are predicted
-from its schedule; programs on one device are taken to take turns. --largest says instead how many runs of one workload fit in one program.
+Runs of one workload may differ in seed, learning rate, clip and data. Each workload's train step is
+compiled for the topology with one run and with two (--plan is of one run), and for the smallest MIG
+slice that may hold it. Bytes are the compiler's, seconds are predicted from its schedule; programs
+on one device are taken to take turns. --largest says instead how many runs of one workload fit in
+one program. Exit status 3: no way fits.
 """
 
 import dataclasses
