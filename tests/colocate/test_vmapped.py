@@ -30,10 +30,16 @@ def placed(values, structs):
 
 
 @functools.cache
-def many():
+def programs_of_many():
     """Four runs of two devices each on four devices: two groups that hold two runs each."""
     built = vmapped.build(WORKLOAD, Plan.parse("fsdp=2,compute=f32"), parse_topology("cpu:4"), jax.devices()[:4], runs=4)
-    return built, *trained(built, SEEDS, batches(), RATES, CLIPS)
+    return built, *(built[name].lower().compile() for name in ("init", "train"))
+
+
+@functools.cache
+def many():
+    built, *compiled = programs_of_many()
+    return built, *trained(built, SEEDS, batches(), RATES, CLIPS, compiled=compiled)
 
 
 @functools.cache
@@ -51,7 +57,7 @@ def programs_of_one():
 
 
 def trained(built, seeds, rows, rates, clips, compiled=None):
-    """(states after each step, metrics of each step, the compiled train program)."""
+    """(states after each step, metrics of each step, the last state)."""
     init, train = compiled or (built[name].lower().compile() for name in ("init", "train"))
     state = init(placed(seeds, built["init"].args[0]))
     states, metrics = [jax.device_get(state)], []
@@ -110,10 +116,19 @@ def test_nothing_moves_between_runs():
     from jaxmem.hlo.parse import parse
     from jaxmem.targets.child import describe_mesh
 
-    built, *_ = many()
-    text = built["train"].lower().compile().as_text()
-    found = collectives(parse(text), describe_mesh(built.mesh))
+    built, _, train = programs_of_many()
+    found = collectives(parse(train.as_text()), describe_mesh(built.mesh))
     assert found and {one["axis"] for one in found} == {"fsdp"}
+
+
+def test_a_run_that_breaks_leaves_the_others_as_they_were():
+    """Run 1 with a rate at which it has no numbers any more; the others bit for bit as with it whole."""
+    built, *compiled = programs_of_many()
+    states, metrics, _ = trained(built, SEEDS, batches(), np.float32([RATES[0], np.inf, RATES[2], RATES[3]]), CLIPS, compiled=compiled)
+    _, whole, whole_metrics, _ = many()
+    assert not np.isfinite(metrics[-1]["loss"][1]) and np.isfinite(whole_metrics[-1]["loss"]).all()
+    for run in (0, 2, 3):
+        jax.tree.map(np.testing.assert_array_equal, vmapped.run_of(states[-1], run), vmapped.run_of(whole[-1], run))
 
 
 def test_programs_of_runs_are_labelled_as_of_one():
