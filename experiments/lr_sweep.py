@@ -23,11 +23,12 @@ from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
 from jaxmem.report.experiment_page import Column, Line, Table
-from jaxmem.spec import InputError
+from jaxmem.spec import InputError, nearest
 from jaxmem.tabulate import row as flat
 from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
+WAYS = ("vmapped", "parts", "one_after_another")
 FLAGS = {
     "topology": ("cpu:1", "where the runs train"),
     "lrs": ("0.0003|0.001|0.003|0.01|0.03", "learning rates, by |"),
@@ -44,6 +45,8 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
         lrs, steps, rows = [float(text) for text in flags.lrs.split("|")], int(flags.steps), int(flags.eval_rows)
     except ValueError:
         raise InputError(f"--lrs={flags.lrs} --steps={flags.steps} --eval_rows={flags.eval_rows}: expected numbers") from None
+    if flags.how not in WAYS:
+        raise InputError(f"--how={flags.how}: expected one of {', '.join(WAYS)}{nearest(flags.how, WAYS)}")
     if min(lrs) <= 0 or steps < 1 or rows < 1:
         raise InputError(f"--lrs={flags.lrs} --steps={steps} --eval_rows={rows}: expected rates above 0 and at least one step and row")
     return [experiment.point(model=flags.model, optimizer=flags.optimizer, batch=flags.batch, seq=flags.seq, topology=flags.topology,

@@ -65,7 +65,7 @@ def define(flags: absl_flags.FlagValues, experiment: Experiment) -> None:
     absl_flags.DEFINE_list("seeds", ["0"], "a run for each; several give intervals", flag_values=flags)
     absl_flags.DEFINE_integer("jobs", 1, "points at a time; those that measure time run alone", lower_bound=1, flag_values=flags)
     absl_flags.DEFINE_float("timeout", 1800.0, "seconds a point may take", lower_bound=1.0, flag_values=flags)
-    absl_flags.DEFINE_enum("launch", "local", handing.WHERE, "where points run: here, or each as a task of a cluster", flag_values=flags)
+    absl_flags.DEFINE_string("launch", "local", "where points run: local, or each as a task of slurm or gke", flag_values=flags)
     absl_flags.DEFINE_string("launch_with", "", "flags of the launcher, as in '--partition=gpu --time=2:00:00'", flag_values=flags)
     absl_flags.DEFINE_boolean("dry_run", False, "say which points would run; with --launch print what would be submitted",
                               flag_values=flags)
@@ -130,10 +130,17 @@ def _run(experiment: Experiment, flags: absl_flags.FlagValues) -> int:
 def _hand(experiment: Experiment, flags: absl_flags.FlagValues, left: Sequence[Point]) -> int:
     status = handing.hand(left, where=flags.launch, experiment=experiment.name, module=experiment.module, folder=pathlib.Path(flags.out),
                           timeout_s=flags.timeout, jobs=flags.jobs if flags["jobs"].present else None,
-                          words=shlex.split(flags.launch_with), dry_run=flags.dry_run)
+                          words=_words(flags.launch_with), dry_run=flags.dry_run)
     if left and not flags.dry_run and not status:
         say(f"{len(left)} points handed over; the same command hands over what is not on record then, --render makes the pages")
     return status
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"--launch_with={text}: {str(error).lower()}") from None
 
 
 def write_pages(experiment: Experiment, folder: pathlib.Path) -> None:

@@ -163,7 +163,8 @@ def test_pages_can_be_made_again_from_the_records_alone(run, tmp_path):
 def test_mistakes_are_told(run, tmp_path):
     for flags, words in ((["--sweep=remta=none"], "unknown field 'remta'; did you mean remat"), (["--seeds=a"], "--seeds=a: expected"),
                          (["--bacth=8"], "unknown flag --bacth; did you mean --batch"), (["--batch=none"], "batch=none: expected a whole"),
-                         (["words"], "takes flags only")):
+                         (["words"], "takes flags only"), (["--launch=slrum"], "--launch=slrum: expected one of local, slurm, gke"),
+                         (["--launch=slurm", "--launch_with='a"], "no closing quotation")):
         status, said, records = run(*flags)
         assert status == 2 and words in said and not records, said
 

@@ -25,7 +25,7 @@ from jaxmem.plan import Plan
 from jaxmem.report.cells import Column
 from jaxmem.report.experiment_page import number_text
 from jaxmem.report.units import UNKNOWN, bytes_text, percent_text
-from jaxmem.spec import InputError
+from jaxmem.spec import InputError, nearest
 
 NOT_FITTING = 3
 
@@ -34,7 +34,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     f: dict[str, Any] = {"flag_values": flags}
     absl_flags.DEFINE_string("topology", "h100:1", "devices to share, as in v5e-8 or h100:1", **f)
     absl_flags.DEFINE_string("plan", "", "how one run is split; its devices are one part of the topology", **f)
-    absl_flags.DEFINE_enum("prefer", "throughput", ["throughput", "isolation"], "isolation: a run has its memory and faults to itself", **f)
+    absl_flags.DEFINE_string("prefer", "throughput", "throughput, or isolation: a run has its memory and faults to itself", **f)
     absl_flags.DEFINE_boolean("largest", False, "how many runs of one workload fit in one program", **f)
     absl_flags.DEFINE_float("mem_fraction", 0.75, "part of a GPU's memory that JAX takes", **f)
     absl_flags.DEFINE_float("timeout", 1800.0, "seconds that compiling one program may take", lower_bound=1.0, **f)
@@ -44,6 +44,8 @@ def define(flags: absl_flags.FlagValues) -> None:
 def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     from jaxmem.colocate import mix
 
+    if flags.prefer not in packing.PREFER:
+        raise InputError(f"--prefer={flags.prefer}: throughput or isolation{nearest(flags.prefer, packing.PREFER)}")
     if not words:
         raise InputError('which runs? as in jaxmem pack --topology=h100:1 "8*model=gpt2,batch=4,seq=1024"')
     topology = parse_topology(flags.topology)

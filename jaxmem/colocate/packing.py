@@ -18,6 +18,7 @@ from jaxmem.colocate.slices import Profile, rigid
 from jaxmem.spec import InputError, nearest
 
 How = Literal["one_after_another", "vmapped", "parts", "mig"]
+PREFER = ("throughput", "isolation")
 Held = dict[str, int]  # what a device holds: program -> runs
 GiB = 2**30
 
@@ -200,8 +201,8 @@ class Advice:
 
 def recommend(arrangements: Sequence[Arrangement], *, prefer: Literal["throughput", "isolation"] = "throughput") -> Advice:
     """The shortest round; where seconds are unknown, the fewest devices. `isolation`: only what keeps a run's memory and faults its own."""
-    if prefer not in ("throughput", "isolation"):
-        raise InputError(f"prefer={prefer}: throughput or isolation{nearest(prefer, ('throughput', 'isolation'))}")
+    if prefer not in PREFER:
+        raise InputError(f"prefer={prefer}: throughput or isolation{nearest(prefer, PREFER)}")
     reasons = [f"{one.how}: not possible: {one.problem}" for one in arrangements if one.problem]
     able = [one for one in arrangements if not one.problem]
     if prefer == "isolation":

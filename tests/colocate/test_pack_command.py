@@ -88,7 +88,8 @@ def test_the_largest_number(compiler, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    ((), "which runs?"), (("--topology=cpu:8", TINY), "no memory of its own to share out"), ((f"0*{TINY}",), "COUNT*WORKLOAD"),
+    ((), "which runs?"), (("--prefer=isolatoin", TINY), "did you mean isolation"),
+    (("--topology=cpu:8", TINY), "no memory of its own to share out"), ((f"0*{TINY}",), "COUNT*WORKLOAD"),
     (("8*gpt2",), "COUNT*WORKLOAD"), (("--plan=fsdp=3", "--topology=v5e-8", TINY), "do not divide the 8"),
     (("--largest", TINY, SMALL), "takes one workload"), (("--topology=h100:1", "model=decoder-tinny,batch=8,seq=128"), "decoder-tiny")])
 def test_mistakes_are_told(compiler, capsys, words, said):
