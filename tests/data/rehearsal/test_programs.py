@@ -74,7 +74,9 @@ def test_what_is_rehearsed_was_seen_and_is_at_most_one_draw_old(history):
             assert (staged["labels"] == -1).all() and (staged["tokens"] == 0).all()
             continue
         drawn_after = step // 4 * 4 - 1
-        buffer = history[drawn_after][2]["buffer"]
+        buffer, drawn = history[drawn_after][2]["buffer"], history[drawn_after][2]["staged"]["rows"]
+        for name, rows in staged.items():  # each step of a draw has its own rows of it
+            np.testing.assert_array_equal(rows, drawn[name][:, step % 4].reshape(rows.shape))
         there = {tuple(row) for w in range(4) for k in range(3) for row in buffer["rows"]["tokens"][w, k, :buffer["filled"][w, k]]}
         ids = staged["tokens"][:, 0] // 10
         assert {tuple(row) for row in staged["tokens"]} <= there
