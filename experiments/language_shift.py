@@ -194,9 +194,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
 
 def named(line: Line) -> Line:
     method, replay = line["method"].value, line["replay"].number or 0.0
-    with_share = method in ("rewarm", "infinite")
     return line | {"way": Cell(value=NAMES[method]), "share": Cell(value=percent(replay) if method not in ("before", "joint") else None),
-                   "mark": Cell(value=f"{method} {percent(replay)}" if with_share else method)}
+                   "mark": Cell(value={"rewarm": "re-warm, each share of replay", "infinite": f"infinite {percent(replay)}"}.get(
+                       method, method))}
 
 
 def percent(share: float) -> str:
@@ -224,15 +224,15 @@ def replay_curve(lines: Sequence[Line], *, alone: bool) -> str:
     curves = [experiment_curve.Curve(name=f"{which} text", values=[line[f"{which}_loss"].value for line in own])
               for which in ("old", "new")]
     if joint:
-        curves += [experiment_curve.Curve(name=f"{which} text, joint", values=[joint[f"{which}_loss"].number] * len(own), dashed=True)
-                   for which in ("old", "new")]
+        curves += [experiment_curve.Curve(name=f"{which} text, joint", values=[joint[f"{which}_loss"].number] * len(own), dashed=True,
+                                          colour=i) for i, which in enumerate(("old", "new"))]
     return experiment_curve.drawing("Loss of either text against the share of replay", "share of rows from the old text",
                                     [line["share"].value for line in own], "nats a byte", curves, alone=alone)
 
 
 def trade_off(lines: Sequence[Line], *, alone: bool) -> str:
     scatter = experiment_figure.Scatter(
-        title="What is kept of the old text against what is learned of the new one", mark="mark", row=lambda line: "",
+        title="Losses of both texts after phase two", mark="mark", row=lambda line: "",
         x=LOSSES[0], y=LOSSES[1],
         panel=lambda line: ("after phase two", "measure"))
     return experiment_figure.drawing(scatter, [line for line in lines if line["method"].value != "before"], alone=alone)

@@ -16,11 +16,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, BELOW = 440.0, 220.0, 62.0, 24.0, 58.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """`values`: one for each value of the setting; None is not drawn, and the line is broken there. `dashed`: it is a reference."""
+    """`values`: one for each value of the setting; None is not drawn, and the line is broken there. `dashed`: it is a reference, for
+    the curve whose `colour` (its place among the curves) it has."""
 
     name: str
     values: Sequence[Interval | float | None]
     dashed: bool = False
+    colour: int | None = None
 
 
 def drawing(title: str, setting: str, places: Sequence[str], head: str, curves: Sequence[Curve], *, alone: bool = True) -> str:
@@ -31,7 +33,9 @@ def drawing(title: str, setting: str, places: Sequence[str], head: str, curves: 
     top = 24.0 + 24 * alone
     parts: list[Markup] = [element("text", title, x=14, y=24, class_="title")] if alone else []
     for i, curve in enumerate(curves):
-        parts += [_mark(i, 22, top - 4), element("text", curve.name, x=35, y=top)]
+        key = element("line", x1=14, x2=30, y1=top - 4, y2=top - 4, class_="dash", style=_stroke(curve, i)) if curve.dashed else _mark(
+            i, 22, top - 4)
+        parts += [key, element("text", curve.name, x=35, y=top)]
         top += 20
     up = value_range([end for curve in curves for value in curve.values if value is not None for end in _ends(value)])
     plot = [*_axes(setting, places, head, up), *(part for i, curve in enumerate(curves) for part in _curve(curve, i, len(places), up))]
@@ -57,7 +61,7 @@ def _axes(setting: str, places: Sequence[str], head: str, up: Range) -> list[Mar
 
 
 def _curve(curve: Curve, i: int, places: int, up: Range) -> list[Markup]:
-    colour = f"stroke:var(--mark-{i % len(COLOURS)})"
+    colour = _stroke(curve, i)
     at = [(_x(j, places), value) for j, value in enumerate(curve.values)]
     line, parts, pen = "", [], "M"
     for x, value in at:
@@ -73,8 +77,12 @@ def _curve(curve: Curve, i: int, places: int, up: Range) -> list[Markup]:
         if not curve.dashed:
             parts.append(_mark(i, x, y, element("title", f"{curve.name}: {_number(value):.4g}")))
     if line:
-        parts.insert(0, element("path", d=line, style=f"fill:none;stroke-width:1.5;{colour}", class_="dash" if curve.dashed else "line"))
+        parts.insert(0, element("path", d=line, style=f"fill:none;{colour}", class_="dash" if curve.dashed else "line"))
     return parts
+
+
+def _stroke(curve: Curve, i: int) -> str:
+    return f"stroke-width:1.5;stroke:var(--mark-{(i if curve.colour is None else curve.colour) % len(COLOURS)})"
 
 
 def _x(j: int, places: int) -> float:

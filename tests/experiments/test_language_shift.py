@@ -67,4 +67,4 @@ def test_pages_are_of_the_records_alone():
         xml.etree.ElementTree.fromstring(pages[name])
     marks = pages["language_shift.svg"].count("<title>")
     assert marks == 2 * 5  # either text at each of five shares; the control is a dashed level without marks
-    assert pages["language_shift.svg"].count('class="dash"') == 2
+    assert pages["language_shift.svg"].count('class="dash"') == 4  # the levels, and their keys
