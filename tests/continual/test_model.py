@@ -75,15 +75,6 @@ def test_a_split_model_learns_what_a_whole_one_does(method):
     assert np.array_equal(whole.accuracy, split.accuracy)
 
 
-@pytest.mark.long
-def test_a_vision_transformer_goes_through_tasks():
-    found, where, workload = placed(VIT, "data=8", 8)
-    tx = optax.chain(transforms.build(workload.optimizer, found.dims), optax.scale(0.01))
-    end = learner.learn(found.classifier, tasks((4, 4, 1)), methods.parse("ewc,ewc=1"), tx, mesh=where, batch=8, epochs=4,
-                        shardings=found.shardings)
-    assert end.accuracy[0, 0] > 0.6 > end.before[0] and np.isfinite(end.losses).all()
-
-
 def test_a_model_of_text_is_refused():
     plan, workload = Plan.parse("data=1", devices=1), Workload.parse(model="decoder-tiny", batch=8, seq=16)
     with pytest.raises(InputError, match="decoder-tiny reads text; tasks of classes take a classifier"):
