@@ -36,7 +36,6 @@ LAYER_OF = {
     "jaxmem.sharding": "mechanism",
     "jaxmem.models": "mechanism",
     "jaxmem.parallel": "mechanism",
-    "jaxmem.optim.learned.meta": "running",
     "jaxmem.optim": "mechanism",
     "jaxmem.step": "assembly",
     "jaxmem.targets": "assembly",
