@@ -22,6 +22,7 @@ from absl import flags as absl_flags
 from jaxmem import environment, handing, spec, sweep
 from jaxmem.cli import arguments
 from jaxmem.hardware import parse_topology
+from jaxmem.models import configs as models
 from jaxmem.plan import Plan
 from jaxmem.records import FILE, PLAN, WORKLOAD, Point, Record, find, newest, read, settled
 from jaxmem.spec import InputError
@@ -50,7 +51,7 @@ FRAME = {
     "model": ("decoder-tiny", "a preset and fields to change: gpt2,layers=2"),
     "optimizer": ("adamw", "a preset and fields to change"),
     "batch": ("8", "sequences a step, over all devices; several by |"),
-    "seq": ("128", "tokens a sequence"),
+    "seq": ("", "tokens a sequence (128 without; a model of images has its own)"),
     "topology": ("cpu:8", "where it runs: cpu:8 emulates eight devices here"),
     "plan": ("", "how it is split over devices; one axis may be *"),
 }
@@ -170,11 +171,12 @@ def _seeds(texts: Sequence[str]) -> list[int]:
 
 # ---------------------------------------------------------------- points
 
-def point(*, model: str, batch: int | str, seq: int | str, topology: str, plan: str = "", optimizer: str = "adamw", **more: Any) -> Point:
+def point(*, model: str, batch: int | str, seq: int | str | None, topology: str, plan: str = "", optimizer: str = "adamw",
+          **more: Any) -> Point:
     """A point in the spelling that its key is made from; `more` are `Point`'s other fields. Raises InputError."""
     where = parse_topology(topology)
-    return Point(workload=str(Workload.parse(model=model, optimizer=optimizer, batch=batch, seq=seq)), topology=where.text,
-                 plan=str(Plan.parse(plan, devices=where.devices)), **more)
+    return Point(workload=str(Workload.parse(model=model, optimizer=optimizer, batch=batch, seq=seq or None, usual_seq=128)),
+                 topology=where.text, plan=str(Plan.parse(plan, devices=where.devices)), **more)
 
 
 def with_seeds(points: Sequence[Point], seeds: Sequence[int]) -> list[Point]:
@@ -192,12 +194,15 @@ def replaced(one: Point, text: str) -> Point:
     words = {"model": was.model_text, "optimizer": was.optimizer_text, "batch": str(was.batch), "seq": str(was.seq)}
     plan = dict(item.split("=", 1) for item in spec.split(one.plan))
     settings, topology = dict(one.settings), one.topology
+    names = [item.partition("=")[0].strip() for item in spec.split(text)]
     for item in spec.split(text):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             raise InputError(f"--sweep: {item!r} is not of the form FIELD=VALUE|VALUE")
         if name in WORKLOAD:
             words[name] = value
+            if name == "model" and "seq" not in names and own_seq(value) != own_seq(was.model_text):
+                words["seq"] = ""  # one of the two is a model of images, which has its own
         elif name in PLAN:
             plan[name] = value
         elif name == "topology":
@@ -208,6 +213,11 @@ def replaced(one: Point, text: str) -> Point:
             raise InputError(f"--sweep: unknown field {name!r}{spec.nearest(name, [*WORKLOAD, *PLAN, 'topology', *settings])}")
     return point(**words, topology=topology, plan=",".join(f"{name}={value}" for name, value in plan.items()), seed=one.seed,
                  settings=settings, alone=one.alone, seeded=one.seeded)
+
+
+def own_seq(model: str) -> int | None:
+    """The sequence length that a model of images has."""
+    return models.own_seq(spec.parse_preset(models.MODELS, model, what="model"))
 
 
 def _like(old: Any, name: str, text: str) -> Any:

@@ -203,3 +203,16 @@ def test_the_command_itself_exits_with_the_status(fake, tmp_path):
                           env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "modules"), str(SOURCE.parent.parent.parent)])})
     assert done.returncode == 0, done.stderr
     assert len(read(tmp_path / "out" / "records.jsonl")) == 1
+
+
+def test_models_of_images_have_their_own_sequence_length():
+    images = experiment.point(model="vit-tiny", batch=8, seq="", topology="cpu:1")
+    text = experiment.point(model="decoder-tiny", batch=8, seq=64, topology="cpu:1")
+    assert "batch=8,seq=16" in images.workload
+    assert experiment.replaced(images, "model=mlp").workload.endswith("seq=1")
+    assert experiment.replaced(text, "model=vit-tiny").workload.endswith("seq=16")
+    assert experiment.replaced(images, "model=decoder-tiny").workload.endswith("seq=128")
+    assert experiment.replaced(text, "model=gpt2").workload.endswith("seq=64")
+    assert experiment.replaced(text, "seq=32,model=gpt2").workload.endswith("seq=32")
+    with pytest.raises(InputError, match="seq"):
+        experiment.point(model="mlp", batch=8, seq=128, topology="cpu:1")
