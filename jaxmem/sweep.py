@@ -109,14 +109,16 @@ def start_child(points: tuple[Point, ...], experiment: str, module: str, logs: p
 
 
 def stop(child: Child) -> None:
-    """Ask first: a child has children of its own, and ends them when it is interrupted."""
-    for number in (signal.SIGINT, signal.SIGKILL):
+    """Ask first: a child has children of its own, and ends them when it is interrupted. Whoever interrupts again does not want to wait."""
+    try:
         if child.process.poll() is None:
-            os.killpg(child.process.pid, number)
-            try:
-                child.process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                continue
+            os.killpg(child.process.pid, signal.SIGINT)
+            child.process.wait(PATIENCE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    if child.process.poll() is None:
+        os.killpg(child.process.pid, signal.SIGKILL)
+        child.process.wait()
 
 
 def outcome(child: Child, experiment: str, versions: Mapping[str, Any], wall_s: float, late: str | None) -> list[dict[str, Any]]:

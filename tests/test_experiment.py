@@ -134,6 +134,23 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(run, tmp_path, numb
     assert status == 0 and "2 points, 1 of them on record" in said and len(tries(tmp_path)) == 2
 
 
+def test_a_second_interrupt_waits_for_nobody(run, tmp_path, heeds_interrupts):
+    """A point that ignores the first is killed at the second, and none stays behind."""
+    def interrupt():
+        deadline = time.monotonic() + 30
+        while not list((tmp_path / "out").glob("asleep-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    status, said, _ = run("--does=ignores")
+    thread.join()
+    assert status == 130 and "stopped: 0 of 1 points" in said
+    assert_gone(tmp_path)
+
+
 def test_points_run_side_by_side_but_for_those_that_measure_time(run, tmp_path):
     status, _, records = run("--does=alone|together", "--batch=8|16", "--jobs=2")
     assert status == 0

@@ -33,7 +33,9 @@ def run(point: Point) -> Found:
         os._exit(3)
     if does == "wrong":
         return Found(values={"batch": (1, "measure")})
-    if does == "sleeps" and not (folder / "awake").exists():
+    if does == "ignores":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if does in ("sleeps", "ignores") and not (folder / "awake").exists():
         (folder / f"asleep-{os.getpid()}").touch()
         time.sleep(60)
     if does in ("alone", "together"):
