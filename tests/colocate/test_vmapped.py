@@ -165,5 +165,5 @@ def test_a_decoder_under_every_kind_of_plan(plan):
     for run in range(2):
         own = [{name: value[run] for name, value in batch.items()} for batch in rows]
         own_states, own_metrics, _ = trained(one, SEEDS[run], own, RATES[run], CLIPS[run], compiled=compiled)
-        assert [m["loss"][run] for m in metrics] == pytest.approx([m["loss"] for m in own_metrics], rel=1e-4)
+        assert [float(m["loss"][run]) for m in metrics] == pytest.approx([float(m["loss"]) for m in own_metrics], rel=1e-4)
         assert own_metrics[-1]["loss"] < own_metrics[0]["loss"] - 0.5
