@@ -40,7 +40,7 @@ FLAGS = {
     "plan": ("fsdp=*", "how a run is split over its own devices"),
     "runs": ("1|2|4|8|16", "numbers of runs, by |"),
     "targets": ("v5e-1|h100:1", "topologies to compile for"),
-    "steps": ("30", "steps that every run makes here, of which the first two are not timed"),
+    "steps": ("30", "steps that every run makes here, of which the first eight are not timed"),
     "trained_on": ("synthetic", "what the runs here are trained on: --data of jaxmem train"),
 }
 

@@ -36,7 +36,7 @@ from jaxmem.workload import Workload
 How = Literal["vmapped", "parts", "one_after_another"]
 HOW = ("vmapped", "parts", "one_after_another")
 AHEAD = 2  # rounds dispatched before the oldest one's losses are fetched
-WARM_UP = 2  # rounds whose time does not count
+BLOCK = 8  # rounds whose data is read before their clock starts: read between rounds, devices would work while it stands still
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,9 @@ class Run:
 class Trained:
     """losses: of each run, one a step. eval_losses: of each run after the last step, None where it was not asked for.
 
-    step_s: the median time in which every run makes one step (measure). setup_s: building, compiling and making the states, of all of
-    them (measure). memory: the compiler's figures of one program, and how many such programs are resident on a device at a time.
+    step_s: the time in which every run makes one step, the median over blocks of rounds (measure). setup_s: building, compiling and
+    making the states, of all of them (measure). memory: the compiler's figures of one program, and how many such programs are resident
+    on a device at a time.
     """
 
     losses: list[list[float]]
@@ -175,15 +176,17 @@ def train_wave(wave: Wave, runs: Sequence[Run], data: Data, workload: Workload, 
                 for i, loss in zip(members, np.atleast_1d(np.asarray(values)), strict=True):
                     losses[i].append(float(loss))
     with reading(wave, data, workload) as rows:
-        for at in range(1, steps + 1):
-            batches = [rows(members, at - 1) for members in wave.members]  # before the clock: reading text is not what is compared
+        for first in range(1, steps + 1, BLOCK):
+            block = range(first, min(first + BLOCK, steps + 1))
+            batches = [[rows(members, at - 1) for members in wave.members] for at in block]  # before the clock, with nothing in flight
             begin = time.perf_counter()
-            flying.append([one_step(lane, members, batch, [rates[i](at) for i in members])
-                           for lane, members, batch in zip(wave.lanes, wave.members, batches, strict=True)])
-            settle(AHEAD if at < steps else 0)
-            seconds.append(time.perf_counter() - begin)
-    # the last round waits for all that fly, so the mean of what is left is what a round takes; the median is of rounds that wait for one
-    return statistics.median(seconds[WARM_UP:-1] or seconds)
+            for at, given in zip(block, batches, strict=True):
+                flying.append([one_step(lane, members, batch, [rates[i](at) for i in members])
+                               for lane, members, batch in zip(wave.lanes, wave.members, given, strict=True)])
+                settle(AHEAD)
+            settle(0)
+            seconds.append((time.perf_counter() - begin) / len(block))
+    return statistics.median(seconds[1:] or seconds)  # the first block warms up
 
 
 def one_step(lane: Lane, members: Sequence[int], batch: dict[str, np.ndarray], rates: Sequence[float]) -> jax.Array:

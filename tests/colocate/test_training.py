@@ -1,11 +1,14 @@
 """Training many runs, in all three ways, against each other and against `jaxmem train`."""
 
+import contextlib
 import functools
+import time
 
 import numpy as np
 import pytest
 
-from jaxmem.colocate.training import Run, Trained, train_many
+from jaxmem.colocate import training
+from jaxmem.colocate.training import Run, Trained, Wave, train_many
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.spec import InputError
@@ -42,6 +45,33 @@ def test_what_is_measured_is_positive_and_memory_is_of_a_program():
     state = 8 * WORKLOAD.model.parameters + 4  # f32 parameters and momentum, and the count of steps
     assert one.memory["alias_bytes"] == pytest.approx(state, rel=0.01)
     assert many.memory["alias_bytes"] == pytest.approx(2 * state, rel=0.01)  # four runs on two devices
+
+
+def test_no_device_works_while_the_clock_stands_still(monkeypatch):
+    """A device that takes 10 ms a round, and data that takes longer to read: the time of a step is the device's."""
+    free = 0.0
+
+    class Loss:
+        def __init__(self, ready: float):
+            self.ready = ready
+
+        def __array__(self, dtype=None, copy=None):
+            time.sleep(max(0.0, self.ready - time.perf_counter()))
+            return np.zeros(1, np.float32)
+
+    def one_step(*given):
+        nonlocal free
+        free = max(free, time.perf_counter()) + 0.01
+        return Loss(free)
+
+    @contextlib.contextmanager
+    def reading(*given):
+        yield lambda members, position: time.sleep(0.02)
+    monkeypatch.setattr(training, "one_step", one_step)
+    monkeypatch.setattr(training, "reading", reading)
+    losses = {0: []}
+    step_s = training.train_wave(Wave(lanes=[None], members=[[0]], setup_s=0.0), [Run()], None, None, 20, "constant", 0, losses)
+    assert 0.0099 <= step_s and len(losses[0]) == 20
 
 
 @pytest.mark.parametrize("words, change", [
