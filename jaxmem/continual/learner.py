@@ -8,6 +8,7 @@ B incoming rows, R rows of a draw.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -158,7 +159,7 @@ def _evaluator(model: Classifier, mesh: Mesh) -> Callable[[Any, Labelled], float
     """Accuracy on labelled rows, over all classes the model has. Rows come in calls of one size, the last filled up with zeros."""
     split, size = rows_sharding(mesh), TEST_ROWS // shards_on(mesh) * shards_on(mesh)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P()))  # whole everywhere, as each of several processes reads it
     def predicted(params: Any, inputs: jax.Array) -> jax.Array:
         return model.logits(params, inputs).argmax(-1)
 

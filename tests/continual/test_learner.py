@@ -186,6 +186,21 @@ def test_the_optimizer_lies_where_its_parameters_lie():
     assert found[0].mu == found[0].nu == placed and found[0].count == whole
 
 
+def test_accuracy_is_read_from_an_array_that_every_process_has_whole(monkeypatch):
+    """Of one that is split over processes, none can read the parts of the others."""
+    seen, asarray = [], np.asarray
+
+    def read(x, *more, **options):
+        if isinstance(x, jax.Array):
+            seen.append(x.sharding.is_fully_replicated)
+        return asarray(x, *more, **options)
+    params = jax.device_put(MODEL.init(jax.random.key(0)), jax.sharding.NamedSharding(mesh(8), jax.sharding.PartitionSpec()))
+    accuracy_of = learner._evaluator(MODEL, mesh(8))
+    monkeypatch.setattr(learner.np, "asarray", read)
+    accuracy_of(params, TASKS[0].test)
+    assert seen and all(seen)
+
+
 @pytest.mark.parametrize("text, says", [
     ("rehearsal,r=12", "r=12 rows do not split over 8 devices; nearest: 8 or 16"), ("replay,replay=4", "replay=4 rows"),
     ("rehearsal,r=16,buffer=0.2", "less than one row for each of 4 classes on each of 8 devices; smallest: buffer=0.5714"),
