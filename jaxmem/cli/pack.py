@@ -6,9 +6,11 @@
 
 Runs of one workload may differ in seed, learning rate, clip and data. Each workload's train step is
 compiled for the topology with one run and with two (--plan is of one run), and for the smallest MIG
-slice that may hold it. Bytes are the compiler's, seconds are predicted from its schedule; programs
-on one device are taken to take turns. --largest says instead how many runs of one workload fit in
-one program. Exit status 3: no way fits.
+slice that may hold it; programs that are recommended with more runs on a device are compiled with
+as many, and arranged again where they take more than the first two say. Bytes are the compiler's,
+seconds are predicted from its schedule; programs on one device are taken to take turns. --largest
+says instead how many runs of one workload fit in one program. Exit status 3: no way fits, or the
+best one could not be verified.
 """
 
 import dataclasses
@@ -54,20 +56,23 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     if flags.largest:
         return largest(flags, runs, plan, topology)
     found = mix.compiled(runs, plan, topology, mem_fraction=flags.mem_fraction, timeout_s=flags.timeout, progress=to_stderr)
-    ways = mix.arrangements(found)
-    advice = packing.recommend(ways, prefer=flags.prefer)
+    checked = mix.recommended(found, runs, plan, topology, prefer=flags.prefer, mem_fraction=flags.mem_fraction, timeout_s=flags.timeout,
+                              progress=to_stderr)
+    found, ways, advice = checked.mix, checked.ways, checked.advice
     if flags.json:
         print(json.dumps({"topology": topology.text, "plan": str(plan), "backend": found.backend, "usable_bytes": found.usable_bytes,
-                          "recommended": advice.best.how if advice.best else None, "reasons": advice.reasons,
+                          "recommended": advice.best.how if advice.best else None, "verified": checked.verified,
+                          "problem": checked.problem, "reasons": advice.reasons,
                           "programs": [dataclasses.asdict(one) | {"slices": dict(one.slices)} for one in found.programs],
                           "arrangements": [dataclasses.asdict(one) | {"waste": one.waste} for one in ways],
                           "sources": {"bytes": "compile", "seconds": "estimate"}}))
     else:
-        show(found, ways, advice, topology.text)
+        show(checked, topology.text)
     return 0 if advice.best else NOT_FITTING
 
 
-def show(found: Any, ways: list[packing.Arrangement], advice: packing.Advice, topology: str) -> None:
+def show(checked: Any, topology: str) -> None:
+    found, ways, advice = checked.mix, checked.ways, checked.advice
     right = ["runs", "first run", "each further", "step", "each further "]
     print_table([Column(head="program"), *(Column(head=head, align="right") for head in right)],
                 [[one.name, str(one.count), bytes_text(one.bytes(1)), bytes_text(one.each_bytes), number_text(one.first_s, "seconds"),
@@ -79,7 +84,8 @@ def show(found: Any, ways: list[packing.Arrangement], advice: packing.Advice, to
                   percent_text(one.waste) if one.waste is not None else UNKNOWN,
                   ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counted(one.devices[0])) if one.devices else "not possible"]
                  for one in ways])
-    print(f"\nRecommended on {topology}: {advice.best.how if advice.best else 'none of these'}")
+    print(f"\nRecommended on {topology}: {advice.best.how if advice.best else 'none of these'}"
+          f"{', verified by compiling it' if checked.verified else ', not verified by compiling it' if advice.best else ''}")
     for reason in advice.reasons:
         print(f"  {reason}")
 

@@ -1,21 +1,25 @@
 """A mix of runs, compiled: what each of its programs takes on a part of the devices and on MIG slices, ready for `packing`.
 
-Bytes are the compiler's (compile), seconds are predicted from the compiled schedule (estimate).
+Bytes are the compiler's (compile), seconds are predicted from the compiled schedule (estimate). The line through one run and two may be far
+too low for many, so what is recommended is compiled before it is told.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from jaxmem.chips import CHIPS
 from jaxmem.colocate import packing, slices
-from jaxmem.colocate.fitting import Tried, line, try_runs
+from jaxmem.colocate.fitting import Tried, try_runs
 from jaxmem.colocate.parts import part_of
 from jaxmem.hardware import Topology
 from jaxmem.plan import Plan
 from jaxmem.spec import InputError
 from jaxmem.verdict import usable
 from jaxmem.workload import Workload
+
+REARRANGED = 4  # times at most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,8 @@ def compiled(mix: Sequence[Runs], plan: Plan, topology: Topology, *, mem_fractio
             raise InputError(f"{runs.workload}: a single run does not fit {part} under plan {str(plan) or 'default'}: "
                              f"{one.reason or f'{one.peak_bytes} bytes, and {limit} are usable'}")
         two = tried(2, part)
-        fixed = round((line([one, two]) or (0.0, 0.0))[0])
+        needs = needed(two, limit)  # a refusal counts too, or two runs would be placed where they were seen not to fit
+        fixed = 2 * one.peak_bytes - needs if needs is not None else 0
         backend = one.backend or backend
         seconds: dict[str, float | None] = {}
         size = one.peak_bytes
@@ -102,3 +107,89 @@ def arrangements(mix: Mix) -> list[packing.Arrangement]:
     return [packing.one_after_another(mix.programs, mix.parts, mix.usable_bytes),
             packing.shared(mix.programs, mix.parts, mix.usable_bytes),
             packing.sliced(mix.programs, mix.parts, mix.profiles, mix.usable_bytes)]
+
+
+# ---------------------------------------------------------------- the recommendation, compiled
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """mix: with the lines that were mended. verified: each program of the recommendation was compiled with the most runs that a device has
+    of it (or on its slice) and takes no more than was counted with. problem: why a recommendation was withdrawn."""
+
+    mix: Mix
+    ways: list[packing.Arrangement]
+    advice: packing.Advice
+    verified: bool
+    problem: str | None = None
+
+
+def recommended(mix: Mix, runs: Sequence[Runs], plan: Plan, topology: Topology, *,
+                prefer: Literal["throughput", "isolation"] = "throughput", mem_fraction: float = 0.75, timeout_s: float = 1800,
+                progress: Callable[[str], None] = lambda line: None) -> Checked:
+    """The recommendation for a `compiled` mix, whose `runs` these are. A program of more than two runs on a device is compiled with as
+    many; where it takes more than its line says, the line goes through one run and that, and the mix is arranged again, REARRANGED times
+    at most."""
+    part = part_of(topology, mix.parts)
+    seen: dict[tuple[str, int], Tried] = {}
+    mended: list[str] = []
+    for rearranged in range(REARRANGED + 1):
+        ways = arrangements(mix)
+        advice = packing.recommend(ways, prefer=prefer)
+        advice = dataclasses.replace(advice, reasons=[*advice.reasons, *mended])
+        best = advice.best
+        if best is None or best.how != "vmapped":
+            return Checked(mix=mix, ways=ways, advice=advice, verified=best is not None and on_compiled_slices(best, mix))
+        programs, found = [], []
+        for program, own in zip(mix.programs, runs, strict=True):
+            n = max((count for device in best.devices for name, count in device if name == program.name), default=0)
+            if n > 2:  # one and two are on the line
+                key = program.name, n
+                try:
+                    if key not in seen:
+                        seen[key] = try_runs(own.workload, plan, part, n, mem_fraction=mem_fraction, timeout_s=timeout_s,
+                                             progress=progress)[0]
+                except RuntimeError as error:  # neither fits nor does not: no figures, no time left
+                    return withdrawn(mix, ways, mended, f"{n} runs of {program.name} in one program could not be compiled: {error}")
+                needs = needed(seen[key], mix.usable_bytes)
+                if needs is None:
+                    return withdrawn(mix, ways, mended, f"the compiler gave no peak for {n} runs of {program.name} in one program")
+                if needs > program.bytes(n):
+                    found.append(f"{n} runs of {program.name} in one program take {needs} bytes"
+                                 f"{'' if needs == seen[key].peak_bytes else ' or more'} (compile), not {program.bytes(n)} as the line "
+                                 "from other numbers of runs says")
+                    program = through(program, n, needs)
+            programs.append(program)
+        if not found:
+            return Checked(mix=mix, ways=ways, advice=advice, verified=True)
+        if rearranged < REARRANGED:
+            mended += found
+            for text in found:
+                progress(f"{text}; arranged again")
+            mix = dataclasses.replace(mix, programs=programs)
+    return withdrawn(mix, ways, mended, f"arranged {REARRANGED} times anew, and still {'; '.join(found)}; jaxmem pack --largest says how "
+                                        "many runs of one workload fit")
+
+
+def needed(tried: Tried, usable_bytes: int) -> int | None:
+    """What it takes, in bytes; of a refusal at least more than there is, also where the compiler gave no number. None: unknown."""
+    return tried.peak_bytes if tried.fits else max(tried.peak_bytes or 0, usable_bytes + 1)
+
+
+def through(program: packing.Program, runs: int, peak_bytes: int) -> packing.Program:
+    """With the line through one run, as it is, and `peak_bytes` of `runs`; rounded up, so that it says no less there."""
+    one = program.bytes(1)
+    each = -((one - peak_bytes) // (runs - 1))
+    return dataclasses.replace(program, each_bytes=each, fixed_bytes=one - each)
+
+
+def on_compiled_slices(best: packing.Arrangement, mix: Mix) -> bool:
+    """Whether each run is on a slice that it was compiled for; on whole parts, one at a time, each was."""
+    compiled_for = {f"{one.name}@{name}" for one in mix.programs for name in one.slices}
+    return best.how != "mig" or all(what in compiled_for for device in best.devices for what, _ in device)
+
+
+def withdrawn(mix: Mix, ways: Sequence[packing.Arrangement], mended: Sequence[str], problem: str) -> Checked:
+    """Nothing is recommended; the reasons still tell the other ways."""
+    ways = [packing.Arrangement(how=one.how, problem=problem) if one.how == "vmapped" else one for one in ways]
+    reasons = [*packing.recommend(ways).reasons, *mended]
+    return Checked(mix=mix, ways=ways, advice=packing.Advice(best=None, reasons=reasons), verified=False, problem=problem)
