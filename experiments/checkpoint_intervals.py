@@ -38,8 +38,8 @@ from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_page import Cell, Column, Line, Table
 from jaxmem.spec import InputError
+from jaxmem.tabulate import Interval, to_csv
 from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 SNAPSHOTS = ("sync", "async", "lazy")
@@ -141,6 +141,7 @@ def predicted(found: Interrupted, took: Measured, *, steps: int, every: int, mtb
 SHARES = [Column(name=name, head=name.replace("_", " "), unit="percent")
           for name in ("goodput", "replayed", "expected", "stalls", "lost", "data_waits", "restarts")]
 RUNS = (Column(name="snapshot", head="mode"), Column(name="every", head="every", unit="count"),
+        Column(name="seeds", head="seeds", unit="count"),
         Column(name="interval_s", head="interval", unit="seconds"), Column(name="kills", head="kills", unit="count"), *SHARES,
         Column(name="again", head="again", unit="count"), Column(name="differs", head="differs"))
 COSTS = (Column(name="snapshot", head="mode"), *(Column(name=name, head=head, unit="seconds") for name, head in (
@@ -157,8 +158,10 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     runs = [line for line in lines if line["mtbf_s"].value]
     costs = pooled(runs)
     pace_s, share = pace(runs)
-    tables = [Table(title=f"A failure every {mtbf_s:g} s", lead=f"{runs[0]['topology'].value}, {runs[0]['steps'].value} steps.",
-                    columns=RUNS, lines=[line for line in runs if line["mtbf_s"].value == mtbf_s]) for mtbf_s in rates(runs)]
+    tables = [Table(title=f"A failure every {mtbf_s:g} s", lead=f"{runs[0]['topology'].value}, {runs[0]['steps'].value} steps. "
+                    "Of two seeds: the mean (lower to higher); of more: with its 95% interval.", columns=RUNS,
+                    lines=[line | {"seeds": Cell(value=seeds_of(line))} for line in runs if line["mtbf_s"].value == mtbf_s])
+              for mtbf_s in rates(runs)]
     tables.append(Table(title="What a checkpoint and a failure cost", columns=COSTS,
                         lead="Medians over all runs of a mode. A restart is from the kill to the first step, with what the first "
                         "checkpoint of an attempt waits longer than the others.",
@@ -175,6 +178,11 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     text = page.markdown_page(name, __doc__ or "", tables, records, "checkpoint.svg")
     return {"index.html": page.render(name, __doc__ or "", figures, tables, records), "checkpoint.svg": svg,
             "checkpoint-losses.svg": curves, "table.md": text, "results.csv": to_csv([flat(one) for one in records])}
+
+
+def seeds_of(line: Line) -> int:
+    value = line["kills"].value
+    return value.seeds if isinstance(value, Interval) else 1
 
 
 def in_order(lines: list[Line]) -> list[Line]:

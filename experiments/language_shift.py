@@ -215,7 +215,7 @@ def groups(lines: Sequence[Line]) -> dict[str, list[Line]]:
 
 def lead(lines: Sequence[Line]) -> str:
     seeds = max((getattr(line["old_loss"].value, "seeds", 1) for line in lines), default=1)
-    return f"Run here, {lines[0]['backend'].value}; {seeds} {'seeds, 95% intervals' if seeds > 1 else 'seed'}."
+    return f"Run here, {lines[0]['backend'].value}; {seeds} {'seeds, 95% intervals' if seeds > 2 else 'seeds' if seeds > 1 else 'seed'}."
 
 
 def replay_curve(lines: Sequence[Line], *, alone: bool) -> str:

@@ -103,19 +103,23 @@ def _same(value: Any, text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interval:
-    """The mean over seeds, and half the width of its 95% confidence interval (Student's t); None for a single seed."""
+    """The mean over seeds, and half the width of its 95% confidence interval (Student's t); None below three seeds.
+
+    With two, t is 12.7: the interval says nothing, and `span` has the (lower, higher) of both.
+    """
 
     mean: float
     half_width: float | None
     seeds: int
+    span: tuple[float, float] | None = None
 
 
 def interval(values: Sequence[float]) -> Interval:
     """Raises ValueError for no values."""
     n = len(values)
     mean = math.fsum(values) / n
-    if n < 2:
-        return Interval(mean=mean, half_width=None, seeds=n)
+    if n < 3:
+        return Interval(mean=mean, half_width=None, seeds=n, span=(min(values), max(values)) if n == 2 else None)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     return Interval(mean=mean, half_width=(_T95[n - 2] if n - 2 < len(_T95) else 1.96) * deviation / math.sqrt(n), seeds=n)
 

@@ -9,8 +9,8 @@
 A filter's conditions are COLUMN=VALUE|VALUE, or with != < <= > >= or ~ (contains). Columns are
 the parts of the workload (model optimizer batch seq) and of the plan (fsdp remat ...), topology,
 seed, status, the settings and the values. A pivot is ROWS,COLUMN,VALUE: rows joined by +, the
-value as the mean over seeds with its 95% interval. Of points that several versions tried, the
-latest counts (--csv writes all).
+value as the mean over seeds with its 95% interval (with two seeds, the two values). Of points that
+several versions tried, the latest counts (--csv writes all).
 """
 
 import pathlib
@@ -63,7 +63,7 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
         numbers = range(len(down), len(heads))
         print_table([Column(head=head, align="right" if i in numbers else "left") for i, head in enumerate(heads)],
                     [[value if i not in numbers else _pivoted(value, parts[2]) for i, value in enumerate(line)] for line in lines])
-        print(f"{parts[2]}: mean over seeds, with its 95% interval where there are several")
+        print(f"{parts[2]}: mean over seeds, with its 95% interval where there are three or more, and both values of two")
     else:
         _list(rows, flags.columns)
     return 0
@@ -97,7 +97,8 @@ def _pivoted(value: Any, name: str) -> str:
     for end, unit in UNITS.items():
         if name.endswith(end):
             return cell_text(Cell(value=value), unit)
-    return f"{value.mean:.6g}" + (f" ± {value.half_width:.2g}" if value.half_width else "")
+    span = f" ({value.span[0]:.6g} to {value.span[1]:.6g})" if value.span and value.span[0] < value.span[1] else ""
+    return f"{value.mean:.6g}" + (f" ± {value.half_width:.2g}" if value.half_width else span)
 
 
 def _export(rows: Sequence[Row], where: str) -> int:

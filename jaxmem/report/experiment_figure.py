@@ -1,7 +1,7 @@
 """A figure that stands alone: one number against another in small panels, each point with the colour and shape of what it is.
 
 An SVG of fixed size for light and dark pages, from lines alone. In each panel a thin line joins the points that no other beats in
-both numbers (lower is better in both); several seeds show as bars over their 95% intervals.
+both numbers (lower is better in both); three seeds or more show as bars over their 95% intervals.
 """
 
 import dataclasses

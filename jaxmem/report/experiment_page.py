@@ -100,15 +100,18 @@ def number_text(value: float | None, unit: Unit) -> str:
 
 
 def cell_text(cell: Cell, unit: Unit) -> str:
-    """`12.3 ms`, or with several seeds `12.3 ms ± 0.4 ms`."""
+    """`12.3 ms`, with two seeds `12.3 (12.1 to 12.5) ms`, with more `12.3 ± 0.4 ms`."""
     if cell.value is None:
         return UNKNOWN
     if cell.number is None or unit == "words":
         return spec.show(cell.value.mean if isinstance(cell.value, Interval) else cell.value)
-    half = cell.value.half_width if isinstance(cell.value, Interval) else None
-    if not half:
+    half, span = (cell.value.half_width, cell.value.span) if isinstance(cell.value, Interval) else (None, None)
+    if not half and not (span and span[0] < span[1]):
         return number_text(cell.number, unit)
     name, size = axis_unit(unit, abs(cell.number))
+    if span:
+        return f"{cell.number / size:.4g} ({span[0] / size:.3g} to {span[1] / size:.3g}) {name}".rstrip()
+    assert half
     return f"{cell.number / size:.4g} ± {half / size:.2g} {name}".rstrip()
 
 

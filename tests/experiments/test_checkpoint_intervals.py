@@ -139,6 +139,8 @@ def test_the_pages_say_which_runs_differ_and_give_the_best_interval():
     pages = question.pages(records)
     rows = {tuple(cell.strip() for cell in line.split("|")[1:3]): line.rsplit("|", 2)[1].strip()
             for line in pages["table.md"].splitlines() if line.startswith(("| async", "| lazy"))}
+    assert "| lazy | 10 | 2 | " in pages["table.md"] and " | 55 (50 to 60) % | " in pages["table.md"]  # two seeds make no interval
+    assert "| async | 10 | 1 | " in pages["table.md"] and "Of two seeds" in pages["table.md"]
     assert rows["async", "10"] == "nothing" and rows["async", "50"] == rows["lazy", "10"] == "YES"
     costs = question.pooled(question.in_order(question.page.lines(records[1:])))["async"]
     assert costs == Costs(stall_s=0.1, commit_s=0.4, restart_s=6.0)  # with what the first checkpoint of an attempt takes longer

@@ -43,17 +43,20 @@ def test_seeds_become_one_line_with_an_interval():
     assert len(found) == 6
     several = found["cpu:8", "none"]
     assert several["step_s"].source == "measure" and several["step_s"].number == pytest.approx(0.02)
-    assert several["step_s"].value.half_width == pytest.approx(12.706 * 0.01, rel=1e-3) and several["step_s"].value.seeds == 2
-    assert several["peak_bytes"].value.half_width == 0
+    assert several["step_s"].value.half_width is None and several["step_s"].value.seeds == 2
+    assert several["step_s"].value.span == pytest.approx((0.01, 0.03)) and cell_text(several["step_s"], "seconds") == "20 (10 to 30) ms"
+    assert cell_text(several["peak_bytes"], "count") == cell_text(Cell(value=several["peak_bytes"].number), "count")  # both are the same
     assert found["v5e-8", "dots"]["step_s"] == Cell(value=1.1, source="estimate")
     assert found["cpu:8", "dots"]["step_s"].value is None
 
 
 @pytest.mark.parametrize("cell, unit, text", [
     (Cell(value=None), "bytes", "—"), (Cell(value=0), "flops", "0"), (Cell(value=2.5 * 2**30), "bytes", "2.50 GiB"),
-    (Cell(value=Interval(mean=0.0653, half_width=0.467, seeds=2)), "seconds", "65.3 ± 4.7e+02 ms"),
-    (Cell(value=Interval(mean=0.5, half_width=0.012, seeds=2)), "percent", "50 ± 1.2 %"),
-    (Cell(value=Interval(mean=3.0 * 2**20, half_width=0.0, seeds=2)), "bytes", "3.00 MiB"),
+    (Cell(value=Interval(mean=0.0653, half_width=0.467, seeds=3)), "seconds", "65.3 ± 4.7e+02 ms"),
+    (Cell(value=Interval(mean=0.5, half_width=0.012, seeds=3)), "percent", "50 ± 1.2 %"),
+    (Cell(value=Interval(mean=3.0 * 2**20, half_width=0.0, seeds=3)), "bytes", "3.00 MiB"),
+    (Cell(value=Interval(mean=0.3658, half_width=None, seeds=2, span=(0.2412, 0.4904))), "percent", "36.58 (24.1 to 49) %"),
+    (Cell(value=Interval(mean=2.5, half_width=None, seeds=2, span=(1.0, 4.0))), "count", "2.5 (1 to 4)"),
     (Cell(value=75497472.0), "flops", "75.5 MFLOP"), (Cell(value=1.25), "times", "1.25x"), (Cell(value="fits"), "words", "fits")])
 def test_cells(cell, unit, text):
     assert cell_text(cell, unit) == text
@@ -96,7 +99,8 @@ def marks(group) -> dict[str, tuple[float, float]]:
 
 
 def test_the_drawing_puts_each_point_where_its_numbers_are():
-    root = ElementTree.fromstring(drawing(scatter(), lines(RECORDS)))
+    third = one("none", 2**20, 0.02, topology="cpu:8", seed=2)
+    root = ElementTree.fromstring(drawing(scatter(), lines([*RECORDS, third])))
     words = [element.text for element in root.iter(f"{SVG}text")]
     assert "A <title>" in words and "step, s" in words and "memory, GiB" in words and "not drawn: dots" in words
     panels = [group for group in root if group.tag == f"{SVG}g" and group.find(f"{SVG}text") is not None]
@@ -109,6 +113,7 @@ def test_the_drawing_puts_each_point_where_its_numbers_are():
     assert share == pytest.approx(1 / 3, abs=0.01)
     bars = [line for line in panels[1].iter(f"{SVG}line") if line.get("class") == "bar"]
     assert len(bars) == 1 and float(bars[0].get("x1")) < marks(panels[1])["none"][0] < float(bars[0].get("x2"))
+    assert 'class="bar"' not in drawing(scatter(), lines(RECORDS))  # two seeds make no interval
 
 
 @pytest.mark.parametrize("usable, drawn", [(4.5 * 2**30, True), (16 * 2**30, False)])
