@@ -252,7 +252,7 @@ def test_flags_reach_the_check(run, checked):
     assert (plan.fsdp, plan.tensor, plan.remat, str(topology)) == (2, 2, "block", "v5e-4")
     assert options == {"programs": ("eval", "train"), "advise": True, "mem_fraction": 0.9, "compiler_flags": "--xla_a=1",
                        "timeout_s": 7.0,
-                       "jobs": 2, "use_cache": False}
+                       "jobs": 2, "use_cache": False, "rehearsal": None}
 
 
 def test_sizes_that_are_not_given_are_said(run, checked):

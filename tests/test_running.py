@@ -96,7 +96,7 @@ def test_row_14_a_time_that_no_device_can_have_taken_is_not_a_rate():
     from jaxmem.plan import Plan
     from jaxmem.workload import Workload
 
-    s = types.SimpleNamespace(workload=Workload.parse(model="llama3-8b", batch=8, seq=8192), topology=parse_topology("h100:8"),
+    s = types.SimpleNamespace(program_workload=Workload.parse(model="llama3-8b", batch=8, seq=8192), topology=parse_topology("h100:8"),
                               plan=Plan(fsdp=8))
     flops = 6 * (8.03e9 - 128256 * 4096) * 65536 + 12 * 32 * 32 * 128 * 8192 * 65536
     fair = flops / (0.4 * 8 * 989.4e12)

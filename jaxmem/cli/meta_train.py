@@ -1,11 +1,12 @@
-"""find the numbers of a learned optimizer on small tasks, by evolution strategies.
+"""find the numbers of a learned optimizer on small tasks.
 
   jaxmem meta-train --out=runs/celo
   jaxmem meta-train --out=runs/small_fc --rule=small_fc --minutes=10
 
-Every meta-step unrolls some small problems for a stretch under perturbed weights and follows the
-change of their validation loss. The same command again resumes the run in --out. The weights are in
-OUT/weights.npz; --optimizer=learned,weights=OUT/weights.npz uses them in check and train.
+By evolution strategies: every meta-step unrolls some small problems for a stretch under perturbed
+weights and follows the change of their validation loss. The same command again resumes the run in
+--out. The weights are in OUT/weights.npz; --optimizer=learned,weights=OUT/weights.npz uses them in
+check and train.
 
 Exit status: 0 done or the minutes are over, 2 bad input, 75 saved on SIGTERM or Ctrl-C and stopped.
 """

@@ -13,6 +13,9 @@ def libraries_to_file(path: pathlib.Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
+        for old in logger.handlers:
+            if isinstance(old, logging.FileHandler):  # of a run before this one, in the same process
+                old.close()
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
     unraisable = sys.unraisablehook

@@ -104,7 +104,7 @@ def test_pydoc_is_always_there_and_is_english():
     ("pydoc", "unknown data 'pydoc'; did you mean text:pydoc?"),
     ("digits", "did you mean images:digits?"),
     ("sinthetic", "did you mean synthetic?"),
-    ("text:", "a name (pydoc) or a path is missing"),
+    ("text:", "a name (pydoc, python, milton, shakespeare) or a path is missing"),
     ("text:pydocs", "text:pydocs: no such file or folder; did you mean pydoc?"),
     ("text:pydoc,tokeniser=x", "unknown field 'tokeniser'; did you mean tokenizer?"),
     ("text:pydoc,tokenizer=", "tokenizer needs one value"),
