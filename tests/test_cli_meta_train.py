@@ -1,11 +1,15 @@
 """`jaxmem meta-train`: what it refuses, and one small run with its resume."""
 
+import hashlib
 import json
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 
+from jaxmem.checkpoint.keep import Keep
+from jaxmem.checkpoint.store import Store
 from jaxmem.cli import main as cli
 
 
@@ -27,6 +31,38 @@ def test_help_says_what_it_does(capsys):
     assert cli.main(["meta-train", "--help"]) == 0
     out = capsys.readouterr().out
     assert "--estimator" in out and "(default 2300)" in out
+
+
+def test_the_file_to_begin_from_is_known_by_its_content(tmp_path, monkeypatch, capsys):
+    """Changed under its name it is refused. Gone, it is missed as long as no checkpoint has the weights."""
+    out, file = tmp_path / "run", tmp_path / "w.npz"
+
+    def begun(asked, folder, *rest, **more):
+        with open(folder.events, "a") as events:
+            events.write('{"kind": "start"}\n')
+        return 0
+    monkeypatch.setattr("jaxmem.optim.learned.meta.run.meta_train", begun)
+    monkeypatch.setattr("jaxmem.running.starting.start", lambda *more: None)
+
+    def command():
+        return cli.main(["meta-train", f"--out={out}", f"--begin_from={file}"]), capsys.readouterr().err
+    file.write_bytes(b"one")
+    assert command()[0] == 0
+    sha256 = json.loads((out / "config.json").read_text())["begin_from_sha256"]
+    assert sha256 == hashlib.sha256(b"one").hexdigest()
+    file.write_bytes(b"two")
+    status, said = command()
+    assert status == 2 and f"begin_from_sha256: was '{sha256}'" in said
+    file.unlink()
+    status, said = command()
+    assert status == 2 and f"--begin_from={file}: " in said and "sha256" not in said
+    store = Store(out / "checkpoints", keep=Keep(last=1), run_id="x")
+    store.save(1, {"x": jnp.ones(2)}, {"digests": []}, wait=True)
+    store.close()
+    status, said = command()
+    assert status == 0, said
+    file.write_bytes(b"two")
+    assert command()[0] == 2
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ Exit status: 0 done or the minutes are over, 2 bad input, 75 saved on SIGTERM or
 """
 
 import dataclasses
+import hashlib
 import pathlib
 import sys
 from typing import Any, cast
@@ -44,7 +45,7 @@ def define(flags: absl_flags.FlagValues) -> None:
     text("learning_rates", None, "LOW:HIGH peak of a problem's rate, log-uniform (default: what the rule needs)", **f)
     number("sigma", 0.01, "deviation of the perturbations", **f)
     number("outer_lr", 1e-3, "Adam's learning rate, cosine to zero over the iterations", **f)
-    text("begin_from", None, "a file of weights to begin from (default: untrained)", **f)
+    text("begin_from", None, "a file of weights to begin from (default: untrained); a resume does not need it", **f)
     number("checkpoint_s", 60.0, "seconds between checkpoints", **f)
     text("topology", "cpu:2", "cpu:N, emulated here, or what this machine is; problems are split over its devices", **f)
 
@@ -78,10 +79,9 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     recipe.check(asked, topology.devices)
     out = pathlib.Path(flags.out)
     begin_from = pathlib.Path(flags.begin_from) if flags.begin_from else None
-    if begin_from is not None and not begin_from.is_file():
-        raise InputError(f"--begin_from={begin_from}: no such file")
     config = {"verb": "meta-train", "steps": asked.iterations, "topology": str(topology),
-              "begin_from": str(begin_from) if begin_from else None} | _plain(dataclasses.asdict(asked))
+              "begin_from": str(begin_from) if begin_from else None,
+              "begin_from_sha256": _sha256(begin_from, out) if begin_from else None} | _plain(dataclasses.asdict(asked))
     folders.refuse_other(out, config, elastic=False)
     if folders.finished(out, asked.iterations) is not None:
         print(f"{out} is finished: all {asked.iterations} meta-steps are done; weights: {out}/weights.npz", file=sys.stderr)
@@ -98,6 +98,18 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
             curve.close()
     finally:
         lock.release()
+
+
+def _sha256(begin_from: pathlib.Path, out: pathlib.Path) -> str | None:
+    """Of the file. Where it is gone and a checkpoint has the weights: what the run in `out` says it was. Raises InputError."""
+    from jaxmem.checkpoint.store import committed_steps
+
+    try:
+        return hashlib.sha256(begin_from.read_bytes()).hexdigest()
+    except OSError as error:
+        if not committed_steps(out / "checkpoints"):
+            raise InputError(f"--begin_from={begin_from}: {error.strerror}") from None
+        return (folders.read_config(out) or {}).get("begin_from_sha256")
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

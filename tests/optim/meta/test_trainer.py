@@ -264,6 +264,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(monkeypatch, tmp_path):
     assert np.abs(wanted["w0"] - learned_weights.initial("small_fc", jax.random.key(5))["w0"]).max() > 0.02
 
 
+def test_the_file_to_begin_from_is_read_once(monkeypatch, tmp_path):
+    """A run goes on without it, since its checkpoint has the weights; a new run needs it."""
+    given = {name: 3.0 + x for name, x in learned_weights.initial("small_fc", jax.random.key(7)).items()}
+    learned_weights.save(tmp_path / "given.npz", given)
+    one_step = {"budget": meta_run.Budget(minutes=1e-9), "begin_from": tmp_path / "given.npz"}
+    _, _, after = meta_train(monkeypatch, tmp_path / "run", **one_step)
+    assert all(np.abs(np.asarray(after[name] - given[name])).max() < 0.5 for name in given)  # one step of Adam away, and 3 from untrained
+    (tmp_path / "given.npz").unlink()
+    status, lines, further = meta_train(monkeypatch, tmp_path / "run", **one_step)
+    assert status == 0 and [line["step"] for line in lines] == [1, 2]
+    assert all(np.abs(np.asarray(further[name] - given[name])).max() < 0.5 for name in given)
+    with pytest.raises(InputError, match="given.npz"):
+        meta_train(monkeypatch, tmp_path / "new", **one_step)
+
+
 def test_minutes_end_a_run_that_can_go_on(monkeypatch, tmp_path):
     status, lines, _ = meta_train(monkeypatch, tmp_path, budget=meta_run.Budget(minutes=1e-9))
     assert status == 0 and [line["step"] for line in lines] == [1]

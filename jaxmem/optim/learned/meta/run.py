@@ -54,7 +54,8 @@ def meta_train(r: Recipe, folder: Folder, budget: Budget, *, devices: int | None
         families = {name: tasks.find(name) for name in r.families}
         commit = provenance.commit()  # now: what is imported, and not what the files will be by the end
         data = trainer.data_of(families, mesh)
-        state = trainer.start(r, families, mesh, learned_weights.load(begin_from, r.rule) if begin_from else None)
+        given = learned_weights.load(begin_from, r.rule) if begin_from and not store.steps() else None  # a checkpoint has the weights
+        state = trainer.start(r, families, mesh, given)
         found = store.restore(abstract(state))
         if found is not None:
             state = found.state
