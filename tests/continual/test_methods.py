@@ -17,7 +17,8 @@ def test_presets_and_fields():
     ("rehearsel", "did you mean rehearsal"), ("ewc,strength=3", "unknown field 'strength'"), ("rehearsal,buffer=0", "buffer=0: expected"),
     ("rehearsal,replay=7", "either a buffer or all earlier rows"), ("incremental,alpha=0.5", "give both"),
     ("incremental,alpha=0.5,beta=1", "r needs to be at least 1"), ("scratch,r=7", "nothing to add"), ("ewc,ewc=-3", "ewc=-3"),
-    ("ewc,start=fresh", "resets the optimizer's state"), ("shrink-perturb,shrink=2", "shrink=2"), ("rehearsal,policy=fifo", "reservoir|replace")])
+    ("ewc,start=fresh", "resets the optimizer's state"), ("shrink-perturb,shrink=2", "shrink=2"),
+    ("rehearsal,policy=fifo", "reservoir|replace")])
 def test_bad_texts(text, says):
     with pytest.raises(InputError) as error:
         parse(text)

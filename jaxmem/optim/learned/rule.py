@@ -200,11 +200,17 @@ def update_leaf(rule: Rule, weights: Weights, count: jax.Array, g: jax.Array, p:
     # ---- the first layer with everything folded in
     size = gradient.size // layers
     w0 = weights["w0"]
-    scaled = w0[jnp.asarray(names)][:, :, None] * rule.normaliser(sums / size)[:, None, :]  # [channels, hidden, layers]
+    factors, first = rule.normaliser(sums / size), w0[jnp.asarray(names)]  # [channels, layers], [channels, hidden]
     hidden = w0.shape[1]
+    # A whole stack would have channels x hidden numbers for each layer, which XLA for TPU does not fuse: it makes every product as large
+    # as the stack. There the features are multiplied by their factors instead.
+    fold = layers == 1 or not plan.whole
+    scaled = first[:, :, None] * factors[:, None, :] if fold else first[:, :, None]
     second = dict(read, m=stored["m"], v=stored["v"])
     second |= {name: stored[name] for name in ("s", "d") if name in stored}
-    second["w"] = scaled.reshape(-1, layers, *(1,) * (len(own) + 1))
+    second["w"] = scaled.reshape(len(names) * hidden, -1, *(1,) * (len(own) + 1))
+    if not fold:
+        second["factors"] = factors.reshape(len(names), layers, *(1,) * (len(own) + 1))
     second["lines"] = [cut(x) for x in line_terms(rule, w0, lines)] if lines is not None else []
     bias = rule.bias(weights, count)
     layer = [(weights[f"w{i}"], weights[f"b{i}"]) for i in (1, 2)]
@@ -213,6 +219,8 @@ def update_leaf(rule: Rule, weights: Weights, count: jax.Array, g: jax.Array, p:
     def apply(read: dict, write: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         s = seen(read, write, list(accumulators.decode(read["m"], read.get("s"))), read["v"][0], read.get("d"))
         x = list(channels(s).values())
+        if not fold:
+            x = [a * factor for a, factor in zip(x, read["factors"], strict=True)]
         y = [sum((x[i] * read["w"][i * hidden + h] for i in range(len(x))), sum((t[h] for t in read["lines"]), bias[h]))
              for h in range(hidden)]
         for w, b in layer:
