@@ -38,5 +38,5 @@ def made_like(make: Callable[..., Tree], like: Tree, *args: Any) -> Tree:
 
 def _shardings(tree: Tree) -> Tree:
     """Of every array that lies on as many devices as any; None, wherever XLA puts it, for one that lies on fewer: a counter, say."""
-    most = max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(tree))
+    most = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(tree)), default=0)
     return jax.tree.map(lambda leaf: leaf.sharding if len(leaf.sharding.device_set) == most else None, tree)
