@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags as absl_flags
 
 from jaxmem import experiment
+from jaxmem.continual.mixing import FINEST
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
@@ -65,6 +66,8 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
         raise InputError(f"--steps, --lr, --low and --replay are numbers: {error}") from None
     if steps < 2 or not 0 < low <= 1 or not all(0 <= share < 1 for share in shares):
         raise InputError(f"--steps={steps}: at least 2; --low={low:g}: a part of 1; --replay={flags.replay}: shares from 0 to below 1")
+    for share in shares:
+        mixture(flags.old, flags.new, share)  # raises for what no mixture can have
     settings = {"steps": steps, "lr": lr, "low": low, "old": flags.old, "new": flags.new}
     methods = [*OTHERS[:4], *(("rewarm", share) for share in shares), *OTHERS[4:]]
     return [experiment.point(model=flags.model, optimizer=flags.optimizer, batch=flags.batch, seq=flags.seq, topology=flags.topology,
@@ -91,9 +94,18 @@ def run(point: Point) -> Found:
     schedule = {"low": "constant", "high": "constant", "rewarm": f"cosine,floor={low}", "infinite": f"{endless},decay=0.2"}[method]
     start = f"{first},optimizer=keep" + (",schedule=continue" if method == "infinite" else "")
     with folder() as out:
-        after = losses(train(point, out, data=f"{old}={replay}+{new}={1 - replay:.6g}", steps=steps, schedule=schedule, start_from=start,
+        after = losses(train(point, out, data=mixture(old, new, replay), steps=steps, schedule=schedule, start_from=start,
                              warm=method in ("rewarm", "infinite"), lr=point.settings["lr"] * (low if method == "low" else 1)))
     return found(point, after, before, measured.backend())
+
+
+def mixture(old: str, new: str, replay: float) -> str:
+    """The data of phase two, in fixed point: shares that add up to 1 exactly. Raises InputError for a share too fine for a mixture."""
+    parts = round(replay * FINEST)
+    if abs(replay * FINEST - parts) > 1e-6:
+        nearest = min(max(parts, 1), FINEST - 1) / FINEST
+        raise InputError(f"replay={replay:.10g}: shares come in parts of {FINEST:,}; nearest: {nearest:.5f}")
+    return f"{old}={parts / FINEST:.5f}+{new}={(FINEST - parts) / FINEST:.5f}"
 
 
 def found(point: Point, after: dict[str, float], before: dict[str, float], backend: str) -> Found:

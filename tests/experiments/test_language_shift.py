@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import xml.etree.ElementTree
+from fractions import Fraction
 
 import pytest
 from absl import flags as absl_flags
 
 from experiments import language_shift
 from jaxmem import experiment
+from jaxmem.continual import mixing
 from jaxmem.records import Point, read, record
 from jaxmem.spec import InputError
 
@@ -28,6 +30,20 @@ def test_the_grid_is_the_table_of_two_phases():
     for wrong in ({"steps": "1"}, {"replay": "1"}, {"low": "0"}, {"lr": "high"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             points(**wrong)
+
+
+@pytest.mark.parametrize("share", ["0", "0.00001", "0.00007", "0.01", "0.3", "0.29", "0.99999"])
+def test_shares_of_replay_are_exact(share):
+    old, new = Fraction(share), 1 - Fraction(share)
+    assert mixing.parse(language_shift.mixture("text:a", "text:b", float(share))) == [("text:a", old), ("text:b", new)]
+    assert [point.settings["replay"] for point in points(replay=share)][4] == float(share)
+
+
+@pytest.mark.parametrize(("share", "nearest"), [("0.000001", "0.00001"), ("0.000004", "0.00001"), ("0.333333", "0.33333"),
+                                                ("0.999999", "0.99999"), ("nan", "0 to below 1")])
+def test_shares_too_fine_are_refused(share, nearest):
+    with pytest.raises(InputError, match=f"replay.*{nearest}"):
+        points(replay=f"0|{share}")
 
 
 def test_a_pulse(tmp_path, monkeypatch, capfd):
