@@ -3,7 +3,8 @@
 Command:  `python -m experiments.benchmarks.optimizer_targets` (ten minutes on two quiet cores) `--targets=v5e-1,h100:1` `--size=2048`
           `--layers=1,12` `--docs=docs/optimizer_targets.md`
 Expected: on a TPU two to five times AdamW's predicted time, by XLA and by the kernels alike; on a GPU the kernels are at 2.6 to 2.9 times
-          and XLA at up to 6. Temporaries of some bytes for each element of the tensor, stacks of layers as well; 40 for celo's stack on GPU by XLA.
+          and XLA at up to 6. Temporaries of some bytes for each element of the tensor, stacks of layers as well; 40 for celo's stack on
+          GPU by XLA.
 
 One square f32 matrix, or a stack of such, updated by the optimizer alone: gradients in, parameters and state donated. Temporaries and
 compile time are the compiler's (compile); the time of a step is predicted from its schedule (estimate). Gradients are not donated, so a
