@@ -234,7 +234,7 @@ def test_killed_it_ends_bitwise_equal(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("memory", ["device", "pinned_host"])
 def test_two_processes_remember_what_one_does(tmp_path, memory):
-    """2 processes x 4 devices: buffer, staged rows and counters are bitwise those of one process of 8; then one process of 4 goes on."""
+    """2 processes x 4 devices: buffer, staged rows and counters are bitwise those of one process of 8."""
     flags = {"plan": "data=4,fsdp=2,compute=f32", "batch": 16, "steps": 12, "checkpoint_every": 4,
              "rehearsal": f"r=16,capacity=128,every=4,memory={memory}"}
     alone, together = tmp_path / "alone", tmp_path / "together"
@@ -243,14 +243,9 @@ def test_two_processes_remember_what_one_does(tmp_path, memory):
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda k: training.train_apart(together, **flags, coordinator=f"localhost:{port}", processes=2, process=k,
-                                                            fault="term:step=9"), range(2)))
-    assert [one.returncode for one in both] == [75, 75], both[0].stderr + both[1].stderr
-    went_on = training.train_apart(together, **flags | {"plan": "data=4,compute=f32", "topology": "cpu:4", "steps": 12}, elastic=True,
-                                   fault="term:step=10")
-    assert went_on.returncode == 75, went_on.stderr
-    one, other = (digests(run, 8) for run in (alone, together))
+        both = list(pool.map(lambda k: training.train_apart(together, **flags, coordinator=f"localhost:{port}", processes=2, process=k),
+                             range(2)))
+    assert [one.returncode for one in both] == [0, 0], both[0].stderr + both[1].stderr
+    one, other = (digests(run, 12) for run in (alone, together))
     kept = {name for name in one if name.startswith("rehearsal/")}
     assert len(kept) == 14 and {name: one[name] for name in kept} == {name: other[name] for name in kept}
-    before, after = buffer_of(together, 9, 8), buffer_of(together, 10, 4)
-    assert len(set(stored_rows(before)) - set(stored_rows(after))) <= 16 and after["buffer"]["filled"].sum() == 128
