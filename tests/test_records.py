@@ -72,7 +72,7 @@ def test_several_writers_lose_nothing(tmp_path: pathlib.Path):
     for one in writers:
         one.join(60)
     assert {one["seed"] for one in read(path)} == {1000 * writer + i for writer in range(3) for i in range(50)}
-    assert len(path.read_text().splitlines()) == 150
+    assert len([line for line in path.read_text().splitlines() if line]) == 150  # an empty one ends what looked torn while it was written
 
 
 def test_what_is_done_stands_and_what_failed_is_tried_again(tmp_path: pathlib.Path):
