@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem.cost.checkpointing import Costs, expected, optimum
 from jaxmem.records import Record
-from jaxmem.report.experiment_figure import BOTH, DARK, LIGHT, SHAPES, STYLE
+from jaxmem.report.experiment_drawing import ends, mark, stroke, svg
 from jaxmem.report.experiment_page import NOTHING, Line
-from jaxmem.report.markup import Markup, element, text
-from jaxmem.tabulate import Interval
+from jaxmem.report.markup import Markup, element
 
 WIDTH, HEIGHT, LEFT, RIGHT, ABOVE, BELOW = 300.0, 190.0, 58.0, 26.0, 44.0, 56.0
 OWN = (".line{fill:none;stroke-width:1.8}.whole{fill:none;stroke:var(--soft);stroke-opacity:.75;stroke-width:5;stroke-linecap:round}"
@@ -23,7 +22,7 @@ def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, 
     title = "Goodput against the checkpoint interval"
     rates = sorted({line["mtbf_s"].value for line in lines})
     top = 70.0 if alone else 34.0
-    parts = [element("text", title, x=14, y=24, class_="title")] if alone else []
+    parts: list[Markup] = []
     for i, mode in enumerate(MODES):
         parts += [mark(i, 26.0 + 76 * i, top - 26), element("text", mode, x=38.0 + 76 * i, y=top - 22)]
     parts.append(element("text", "marks: measure; lines: estimate, with a tick at the best interval", x=26.0 + 76 * len(MODES), y=top - 22,
@@ -32,7 +31,7 @@ def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, 
         own = [line for line in lines if line["mtbf_s"].value == rate]
         parts.append(element("g", *panel(f"a failure every {rate:g} s", own, costs, rate, share),
                              transform=f"translate({j * (LEFT + WIDTH + RIGHT) + LEFT:g} {top + ABOVE:g})"))
-    return svg(title, max(LEGEND, len(rates) * (LEFT + WIDTH + RIGHT)), top + ABOVE + HEIGHT + BELOW, parts, alone)
+    return svg(title, max(LEGEND, len(rates) * (LEFT + WIDTH + RIGHT)), top + ABOVE + HEIGHT + BELOW, parts, alone=alone, style=OWN)
 
 
 def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: float, share: float) -> list[Markup]:
@@ -56,7 +55,7 @@ def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: 
     parts += [element("text", "work between checkpoints (logarithmic)", x=WIDTH / 2, y=HEIGHT + 37, text_anchor="middle", class_="small"),
               element("text", "goodput, %", text_anchor="middle", class_="small", transform=f"translate(-40 {HEIGHT / 2}) rotate(-90)")]
     for i, mode in enumerate(MODES):
-        style = f"stroke:var(--mark-{i})"
+        style = stroke(i)
         if mode in costs:
             curve = [10 ** (low + (high - low) * k / 80) for k in range(81)]
             path = "L".join("{:.1f},{:.1f}".format(*at(t, share * expected(costs[mode], t, mtbf_s).goodput)) for t in curve)
@@ -69,9 +68,9 @@ def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: 
             if line["snapshot"].value != mode or not seconds or cell.number is None:
                 continue
             x, y = at(seconds, cell.number)
-            half = HEIGHT * (cell.value.half_width or 0.0) if isinstance(cell.value, Interval) else 0.0
-            if half:
-                parts.append(vertical(x, max(0.0, y - half), min(HEIGHT, y + half), style=f"{style};stroke-width:1.5"))
+            bottom, top = (at(seconds, end)[1] for end in ends(cell.value))
+            if top < bottom:
+                parts.append(vertical(x, max(0.0, top), min(HEIGHT, bottom), style=f"{style};stroke-width:1.5"))
             parts.append(mark(i, x, y, element("title", f"{mode}, {seconds:.3g} s: {100 * cell.number:.1f}%")))
     return parts
 
@@ -85,21 +84,21 @@ def losses(records: Sequence[Record], *, alone: bool) -> str:
              if (one["workload"], one["plan"], one["settings"]["steps"]) == (base["workload"], base["plan"], base["settings"]["steps"])]
     title = "The loss through failures"
     if not pairs:
-        return svg(title, 300, 40, [element("text", "no disturbed run with an undisturbed one beside it", x=14, y=24)], alone)
+        y = 24 + 24 * alone
+        return svg(title, 300, y + 16, [element("text", "no disturbed run with an undisturbed one beside it", x=14, y=y)], alone=alone)
     disturbed, base = pairs[0]
     curves, plain = disturbed["values"]["loss_curve"], base["values"]["loss_curve"]
     of = disturbed["settings"]
     top = 74.0 if alone else 40.0
     lead = (f"{of['snapshot']}, a checkpoint every {of['every']} steps, a failure every {of['mtbf_s']:g} s: "
             f"{disturbed['values']['kills']} kills; a colour an attempt; wide and grey: undisturbed")
-    parts = [element("text", title, x=14, y=24, class_="title")] if alone else []
-    parts.append(element("text", lead, x=14, y=top - 26, class_="small"))
+    parts = [element("text", lead, x=14, y=top - 26, class_="small")]
     highest, lowest = max(point[2] for point in plain), min(point[2] for point in plain)
     for j, (column, name, unit) in enumerate(((1, "against the step", "step"), (3, "against time", "seconds since the start"))):
         across = max(point[column] for point in [*curves, *plain])
         parts.append(element("g", *loss_panel(name, unit, curves, plain, column, across, (lowest, highest)),
                              transform=f"translate({j * (LEFT + WIDTH + RIGHT) + LEFT:g} {top + ABOVE:g})"))
-    return svg(title, 2 * (LEFT + WIDTH + RIGHT), top + ABOVE + HEIGHT + BELOW, parts, alone)
+    return svg(title, 2 * (LEFT + WIDTH + RIGHT), top + ABOVE + HEIGHT + BELOW, parts, alone=alone, style=OWN)
 
 
 def loss_panel(name: str, unit: str, curves: Sequence[Sequence[float]], plain: Sequence[Sequence[float]], column: int, across: float,
@@ -127,13 +126,3 @@ def loss_panel(name: str, unit: str, curves: Sequence[Sequence[float]], plain: S
 
 def vertical(x: float, y1: float, y2: float, **how: str) -> Markup:
     return element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=f"{y1:.1f}", y2=f"{y2:.1f}", **how)
-
-
-def mark(i: int, x: float, y: float, *inside: Markup) -> Markup:
-    return element("g", element("path", d=SHAPES[i], style=f"fill:var(--mark-{i})"), *inside, transform=f"translate({x:.1f} {y:.1f})")
-
-
-def svg(title: str, width: float, height: float, parts: Sequence[Markup], alone: bool) -> str:
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
-            f'class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}{OWN}</style>{"".join(parts)}</svg>\n')

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem.report.curves import Range, tick_text, ticks, value_range
-from jaxmem.report.experiment_figure import BOTH, CHARACTER, COLOURS, DARK, LIGHT, SHAPES, STYLE
-from jaxmem.report.markup import Markup, element, text
+from jaxmem.report.experiment_drawing import CHARACTER, ends, mark, middle, stroke, svg
+from jaxmem.report.markup import Markup, element
 from jaxmem.tabulate import Interval
 
 WIDTH, HEIGHT, LEFT, RIGHT, BELOW = 440.0, 220.0, 62.0, 24.0, 58.0
@@ -31,21 +31,18 @@ def drawing(title: str, setting: str, places: Sequence[str], head: str, curves: 
     `alone`: a file of its own, with its title and both schemes; otherwise a part of a page, which has them already.
     """
     top = 24.0 + 24 * alone
-    parts: list[Markup] = [element("text", title, x=14, y=24, class_="title")] if alone else []
+    parts: list[Markup] = []
     for i, curve in enumerate(curves):
-        key = element("line", x1=14, x2=30, y1=top - 4, y2=top - 4, class_="dash", style=_stroke(curve, i)) if curve.dashed else _mark(
+        key = element("line", x1=14, x2=30, y1=top - 4, y2=top - 4, class_="dash", style=_stroke(curve, i)) if curve.dashed else mark(
             i, 22, top - 4)
         parts += [key, element("text", curve.name, x=35, y=top)]
         top += 20
-    up = value_range([end for curve in curves for value in curve.values if value is not None for end in _ends(value)])
+    up = value_range([end for curve in curves for value in curve.values if value is not None for end in ends(value)])
     plot = [*_axes(setting, places, head, up), *(part for i, curve in enumerate(curves) for part in _curve(curve, i, len(places), up))]
     parts.append(element("g", *plot, transform=f"translate({LEFT:g} {top:g})"))
-    width = max([LEFT + WIDTH + RIGHT, 28 + 8.2 * len(title) * alone, *(50 + CHARACTER * len(curve.name) for curve in curves)])
+    width = max([LEFT + WIDTH + RIGHT, *(50 + CHARACTER * len(curve.name) for curve in curves)])
     height = top + HEIGHT + BELOW
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
-            f'role="img" class="figure" aria-label="{text(title)}">'
-            f'<style>{scheme}{STYLE}.dash{{stroke-dasharray:6 4}}</style>{"".join(parts)}</svg>\n')
+    return svg(title, width, height, parts, alone=alone, style=".dash{stroke-dasharray:6 4}")
 
 
 def _axes(setting: str, places: Sequence[str], head: str, up: Range) -> list[Markup]:
@@ -68,36 +65,22 @@ def _curve(curve: Curve, i: int, places: int, up: Range) -> list[Markup]:
         if value is None:
             pen = "M"
             continue
-        y = HEIGHT * (1 - up.share(_number(value)))
+        y = HEIGHT * (1 - up.share(middle(value)))
         line += f"{pen}{x:.1f},{y:.1f}"
         pen = "L"
-        low, high = (HEIGHT * (1 - up.share(end)) for end in _ends(value))
+        low, high = (HEIGHT * (1 - up.share(end)) for end in ends(value))
         if low > high:
             parts.append(element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=f"{low:.1f}", y2=f"{high:.1f}", class_="bar", style=colour))
         if not curve.dashed:
-            parts.append(_mark(i, x, y, element("title", f"{curve.name}: {_number(value):.4g}")))
+            parts.append(mark(i, x, y, element("title", f"{curve.name}: {middle(value):.4g}")))
     if line:
         parts.insert(0, element("path", d=line, style=f"fill:none;{colour}", class_="dash" if curve.dashed else "line"))
     return parts
 
 
 def _stroke(curve: Curve, i: int) -> str:
-    return f"stroke-width:1.5;stroke:var(--mark-{(i if curve.colour is None else curve.colour) % len(COLOURS)})"
+    return f"stroke-width:1.5;{stroke(i if curve.colour is None else curve.colour)}"
 
 
 def _x(j: int, places: int) -> float:
     return WIDTH * (j + 0.5) / places
-
-
-def _number(value: Interval | float) -> float:
-    return value.mean if isinstance(value, Interval) else value
-
-
-def _ends(value: Interval | float) -> tuple[float, float]:
-    half = (value.half_width or 0.0) if isinstance(value, Interval) else 0.0
-    return _number(value) - half, _number(value) + half
-
-
-def _mark(i: int, x: float, y: float, *inside: Markup) -> Markup:
-    return element("g", element("path", d=SHAPES[i % len(SHAPES)], style=f"fill:var(--mark-{i % len(COLOURS)})"), *inside,
-                   transform=f"translate({x:.1f} {y:.1f})")

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmem.report.experiment_figure import BOTH, CHARACTER, DARK, LIGHT, STYLE
-from jaxmem.report.markup import Markup, element, text
+from jaxmem.report.experiment_drawing import CHARACTER, ends, middle, stroke, svg
+from jaxmem.report.markup import Markup, element
 from jaxmem.report.units import percent_text
 from jaxmem.tabulate import Interval
 
@@ -23,17 +23,12 @@ def dots(title: str, axis: str, rows: Sequence[Dot], *, alone: bool = True) -> s
     """The SVG. `axis`: what the shares are. `alone`: a file of its own, with its title and both schemes; otherwise a part of a page."""
     left = 28 + CHARACTER * max((len(row.name) for row in rows), default=0)
     top, depth = (48.0 if alone else 14.0), STEP * len(rows)
-    width = max(left + WIDTH + RIGHT, 28 + 8.2 * len(title) * alone)
-    parts: list[Markup] = [element("text", title, x=14, y=24, class_="title")] if alone else []
     plot = [part for i in range(0, 101, 20) for part in _tick(i / 100, depth)]
     plot.append(element("text", axis, x=WIDTH / 2, y=depth + 38, text_anchor="middle", class_="small"))
     for i, row in enumerate(rows):
         plot += _row(row, STEP * (i + 0.5))
-    parts.append(element("g", *plot, transform=f"translate({left:g} {top:g})"))
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    height = top + depth + 52
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
-            f'class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
+    parts = [element("g", *plot, transform=f"translate({left:g} {top:g})")]
+    return svg(title, left + WIDTH + RIGHT, top + depth + 52, parts, alone=alone)
 
 
 def _tick(share: float, depth: float) -> list[Markup]:
@@ -46,11 +41,11 @@ def _row(row: Dot, y: float) -> list[Markup]:
     parts = [element("text", row.name, x=-14, y=y, dy="0.35em", text_anchor="end")]
     if row.value is None:
         return [*parts, element("text", "not known", x=6, y=y, dy="0.35em", class_="small")]
-    mean = row.value.mean if isinstance(row.value, Interval) else row.value
-    half = (row.value.half_width or 0.0) if isinstance(row.value, Interval) else 0.0
-    low, high = (WIDTH * min(1.0, max(0.0, end)) for end in (mean - half, mean + half))
+    mean = middle(row.value)
+    half = ends(row.value)[1] - mean
+    low, high = (WIDTH * min(1.0, max(0.0, end)) for end in ends(row.value))
     said = f"{percent_text(mean)} ± {100 * half:.1f}" if half else percent_text(mean)
     if high > low:
-        parts.append(element("line", x1=f"{low:.1f}", x2=f"{high:.1f}", y1=y, y2=y, class_="bar", style="stroke:var(--mark-0)"))
+        parts.append(element("line", x1=f"{low:.1f}", x2=f"{high:.1f}", y1=y, y2=y, class_="bar", style=stroke(0)))
     return [*parts, element("circle", cx=f"{WIDTH * mean:.1f}", cy=y, r=4.5, style="fill:var(--mark-0)"),
             element("text", said, x=WIDTH + 10, y=y, dy="0.35em", class_="small")]

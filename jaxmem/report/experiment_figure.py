@@ -8,25 +8,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxmem.report.curves import Range, tick_text, ticks, value_range
-from jaxmem.report.experiment_page import NOTHING, Cell, Column, Line, axis_unit
-from jaxmem.report.markup import Markup, element, text
-from jaxmem.tabulate import Interval
+from jaxmem.report.experiment_drawing import CHARACTER, ends, mark, stroke, svg, title_width
+from jaxmem.report.experiment_page import NOTHING, Column, Line, axis_unit
+from jaxmem.report.markup import Markup, element
 
-COLOURS = (("#0a62bd", "#74c4fd"), ("#b93012", "#ff8a6b"), ("#1a7f37", "#5fd07a"), ("#8250df", "#c9a5ff"), ("#9a6700", "#e3b341"),
-           ("#c2187a", "#ff8ac4"), ("#0b7285", "#5bd3e3"), ("#57606b", "#b4bdc8"))
-SHAPES = ("M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0z", "M-4.6,-4.6h9.2v9.2h-9.2z", "M0,-5.8L5.4,4H-5.4z", "M0,-6L6,0L0,6L-6,0z",
-          "M0,5.8L5.4,-4H-5.4z", "M-2,-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z", "M-6,-2.5h12v5h-12z", "M-2.5,-6h5v12h-5z")
 PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW = 250.0, 170.0, 58.0, 22.0, 52.0, 56.0
-CHARACTER = 7.0  # pixels that one takes at 13 px, about
-STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:var(--soft)}.title,.name{font-weight:600;fill:var(--ink)}.title{font-size:15px}"
-    ".small{font-size:12px}.grid{stroke:var(--ink);stroke-opacity:.13}"
-    ".front{fill:none;stroke:var(--soft);stroke-opacity:.6;stroke-dasharray:3 3}"
-    ".limit{stroke:#b93012;stroke-dasharray:7 4;stroke-width:1.5}.bar{stroke-width:1.5}"
-)
-LIGHT = "--soft:#57606b;--ink:#14181d;" + "".join(f"--mark-{i}:{light};" for i, (light, _) in enumerate(COLOURS))
-DARK = "--soft:#9aa5b1;--ink:#e9edf2;" + "".join(f"--mark-{i}:{dark};" for i, (_, dark) in enumerate(COLOURS))
-BOTH = "".join(f"--mark-{i}:light-dark({light},{dark});" for i, (light, dark) in enumerate(COLOURS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,17 +35,15 @@ def drawing(scatter: Scatter, lines: Sequence[Line], *, alone: bool = True) -> s
     for line in lines:
         rows.setdefault(scatter.row(line), {}).setdefault(scatter.panel(line), []).append(line)
     names = list(dict.fromkeys(str(line[scatter.mark].value) for line in lines))
-    width = max([28 + 8.2 * len(scatter.title) * alone, *(len(panels) * (LEFT + PLOT_WIDTH + RIGHT) for panels in rows.values())])
+    width = max([title_width(scatter.title, alone=alone), *(len(panels) * (LEFT + PLOT_WIDTH + RIGHT) for panels in rows.values())])
     keys, top = _legend(names, width, 48.0 if alone else 18.0)
-    parts = [*([element("text", scatter.title, x=14, y=24, class_="title")] if alone else []), *keys]
+    parts = [*keys]
     for j, panels in enumerate(rows.values()):
         for i, (panel, own) in enumerate(panels.items()):
             x, y = i * (LEFT + PLOT_WIDTH + RIGHT) + LEFT, j * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
             parts.append(element("g", *_panel(scatter, panel, own, names), transform=f"translate({x:g} {y:g})"))
     height = len(rows) * (ABOVE + PLOT_HEIGHT + BELOW) + top
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
-            f'class="figure" aria-label="{text(scatter.title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
+    return svg(scatter.title, width, height, parts, alone=alone)
 
 
 def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup], float]:
@@ -69,14 +53,10 @@ def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup],
         needed = 38 + CHARACTER * len(name)
         if x + needed > width and x > 22:
             x, y = 22.0, y + 22
-        parts += [_mark(i, x, y - 4), element("text", name, x=x + 13, y=y)]
+        parts += [mark(i, x, y - 4), element("text", name, x=x + 13, y=y)]
         x += needed
     return parts, y + 6
 
-
-def _mark(i: int, x: float, y: float, *inside: Markup) -> Markup:
-    return element("g", element("path", d=SHAPES[i % len(SHAPES)], style=f"fill:var(--mark-{i % len(COLOURS)})"), *inside,
-                   transform=f"translate({x:.1f} {y:.1f})")
 
 
 def _panel(scatter: Scatter, panel: tuple[str, str], lines: Sequence[Line], names: Sequence[str]) -> list[Markup]:
@@ -90,8 +70,8 @@ def _panel(scatter: Scatter, panel: tuple[str, str], lines: Sequence[Line], name
         return parts
     limit = next((value for line in lines if scatter.limit and (value := line.get(scatter.limit, NOTHING).number) is not None), None)
     near = limit is not None and limit < 1.6 * max(y for _, _, y in drawn)
-    across = value_range([end for line, _, _ in drawn for end in _ends(line[scatter.x.name])])
-    up = value_range([end for line, _, _ in drawn for end in _ends(line[scatter.y.name])], also=[limit] if near and limit else [])
+    across = value_range([end for line, _, _ in drawn for end in ends(line[scatter.x.name].value)])
+    up = value_range([end for line, _, _ in drawn for end in ends(line[scatter.y.name].value)], also=[limit] if near and limit else [])
 
     def at(x: float, y: float) -> tuple[float, float]:
         return PLOT_WIDTH * across.share(x), PLOT_HEIGHT * (1 - up.share(y))
@@ -106,12 +86,12 @@ def _panel(scatter: Scatter, panel: tuple[str, str], lines: Sequence[Line], name
     for line, x, y in drawn:
         i = names.index(str(line[scatter.mark].value))
         for cell, horizontal in ((line[scatter.x.name], True), (line[scatter.y.name], False)):
-            low, high = _ends(cell)
+            low, high = ends(cell.value)
             if high > low:
                 a, b = (at(low, y), at(high, y)) if horizontal else (at(x, low), at(x, high))
                 parts.append(element("line", x1=f"{a[0]:.1f}", y1=f"{a[1]:.1f}", x2=f"{b[0]:.1f}", y2=f"{b[1]:.1f}", class_="bar",
-                                     style=f"stroke:var(--mark-{i % len(COLOURS)})"))
-        parts.append(_mark(i, *at(x, y), element("title", f"{names[i]}: {x:.4g}, {y:.4g}")))
+                                     style=stroke(i)))
+        parts.append(mark(i, *at(x, y), element("title", f"{names[i]}: {x:.4g}, {y:.4g}")))
     return parts
 
 
@@ -133,13 +113,6 @@ def _axes(scatter: Scatter, across: Range, up: Range) -> list[Markup]:
     parts.append(element("text", f"{scatter.y.head}, {y_unit}" if y_unit else scatter.y.head, text_anchor="middle", class_="small",
                          transform=f"translate(-44 {PLOT_HEIGHT / 2}) rotate(-90)"))
     return parts
-
-
-def _ends(cell: Cell) -> tuple[float, float]:
-    """A number twice, or the ends of its interval."""
-    half = cell.value.half_width or 0.0 if isinstance(cell.value, Interval) else 0.0
-    assert cell.number is not None
-    return cell.number - half, cell.number + half
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

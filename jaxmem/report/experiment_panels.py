@@ -4,8 +4,8 @@ import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from jaxmem.report.experiment_figure import BOTH, CHARACTER, COLOURS, DARK, LIGHT, STYLE
-from jaxmem.report.markup import Markup, element, text
+from jaxmem.report.experiment_drawing import CHARACTER, stroke, svg, title_width
+from jaxmem.report.markup import Markup, element
 
 PLOT_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, ABOVE, BELOW, ACROSS = 172.0, 96.0, 44.0, 16.0, 46.0, 38.0, 4
 
@@ -22,18 +22,13 @@ def panels(title: str, cases: Sequence[Panel], *, alone: bool = True) -> str:
     """The SVG. `alone`: a file of its own, with its title and both schemes; otherwise a part of a page."""
     names = list(dict.fromkeys(name for case in cases for name in case.curves))
     across = min(ACROSS, max(len(cases), 1))
-    width = max(across * (LEFT + PLOT_WIDTH + RIGHT), 28 + 8.2 * len(title) * alone)
-    parts: list[Markup] = [element("text", title, x=14, y=24, class_="title")] if alone else []
-    keys, top = _legend(names, width, 50.0 if alone else 18.0)
-    parts += keys
+    width = max(across * (LEFT + PLOT_WIDTH + RIGHT), title_width(title, alone=alone))
+    parts, top = _legend(names, width, 50.0 if alone else 18.0)
     for i, case in enumerate(cases):
         x, y = (i % across) * (LEFT + PLOT_WIDTH + RIGHT) + LEFT, (i // across) * (ABOVE + PLOT_HEIGHT + BELOW) + top + ABOVE
         parts.append(element("g", *_panel(case, names), transform=f"translate({x:g} {y:g})"))
     height = top + -(-len(cases) // across) * (ABOVE + PLOT_HEIGHT + BELOW)
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    own = ".course{fill:none;stroke-width:1.8}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
-            f'class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}{own}</style>{"".join(parts)}</svg>\n')
+    return svg(title, width, height, parts, alone=alone, style=".course{fill:none;stroke-width:1.8}")
 
 
 def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup], float]:
@@ -42,7 +37,7 @@ def _legend(names: Sequence[str], width: float, y: float) -> tuple[list[Markup],
         needed = 42 + CHARACTER * len(name)
         if x + needed > width and x > 52:
             x, y = 52.0, y + 20
-        parts += [element("line", x1=x, x2=x + 20, y1=y - 4, y2=y - 4, class_="course", style=_colour(i)),
+        parts += [element("line", x1=x, x2=x + 20, y1=y - 4, y2=y - 4, class_="course", style=stroke(i)),
                   element("text", name, x=x + 26, y=y)]
         x += needed
     return parts, y + 4
@@ -60,7 +55,7 @@ def _panel(case: Panel, names: Sequence[str]) -> list[Markup]:
         parts.append(element("text", str(i + 1), x=f"{_x(i, count):.1f}", y=PLOT_HEIGHT + 15, text_anchor="middle", class_="small"))
     parts.append(element("text", "tasks trained", x=PLOT_WIDTH / 2, y=PLOT_HEIGHT + 29, text_anchor="middle", class_="small"))
     for name, values in case.curves.items():
-        style = _colour(names.index(name))
+        style = stroke(names.index(name))
         known = [(_x(i, count), PLOT_HEIGHT * (1 - value)) for i, value in enumerate(values) if value is not None]
         if len(known) > 1:
             parts.append(element("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in known), class_="course", style=style))
@@ -70,7 +65,3 @@ def _panel(case: Panel, names: Sequence[str]) -> list[Markup]:
 
 def _x(i: int, count: int) -> float:
     return PLOT_WIDTH * (i + 0.5) / count
-
-
-def _colour(i: int) -> str:
-    return f"stroke:var(--mark-{i % len(COLOURS)})"

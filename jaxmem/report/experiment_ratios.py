@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem.report.curves import Range, tick_text, ticks
-from jaxmem.report.experiment_figure import BOTH, CHARACTER, COLOURS, DARK, LIGHT, SHAPES, STYLE
-from jaxmem.report.markup import Markup, element, text
+from jaxmem.report.experiment_drawing import CHARACTER, ends, mark, stroke, svg
+from jaxmem.report.markup import Markup, element
 from jaxmem.tabulate import Interval
 
 WIDTH, STEP, GAP, RIGHT = 460.0, 18.0, 16.0, 60.0  # of the plot; between marks; between rows; margin
@@ -27,20 +27,17 @@ def drawing(title: str, axis: str, rows: Sequence[Row], *, alone: bool = True) -
     """The SVG. `axis`: what the ratios are of. `alone`: a file of its own; otherwise a part of a page, which has a title already."""
     names = list(dict.fromkeys(name for row in rows for name in row.marks))
     left = 34 + 1.25 * CHARACTER * max((len(row.title) for row in rows), default=0)
-    scale = _scale([end for row in rows for mark in row.marks.values() if mark for end in _ends(mark)])
-    width = max(left + WIDTH + RIGHT, 28 + 8.2 * len(title) * alone)
+    scale = _scale([end for row in rows for ratio in row.marks.values() if ratio for end in ends(ratio)])
     top = 24.0 + 24 * alone
-    parts = [element("text", title, x=14, y=24, class_="title")] if alone else []
+    parts: list[Markup] = []
     for i, name in enumerate(names):
-        parts += [_mark(i, 22, top - 4), element("text", name, x=35, y=top)]
+        parts += [mark(i, 22, top - 4), element("text", name, x=35, y=top)]
         top += 20
     depth = STEP * len(names) + GAP
     plot = [_axis(axis, scale, depth * len(rows)), *(_row(row, names, scale, j * depth, left) for j, row in enumerate(rows))]
     parts.append(element("g", *plot, transform=f"translate({left:g} {top:g})"))
     height = top + depth * len(rows) + 50
-    scheme = f"svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}" if alone else f".figure{{{BOTH}}}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
-            f'class="figure" aria-label="{text(title)}"><style>{scheme}{STYLE}</style>{"".join(parts)}</svg>\n')
+    return svg(title, left + WIDTH + RIGHT, height, parts, alone=alone)
 
 
 def _scale(ends: Sequence[float]) -> Range:
@@ -68,27 +65,17 @@ def _row(row: Row, names: Sequence[str], scale: Range, y: float, left: float) ->
     parts = [element("line", x1=-left + 14, x2=WIDTH, y1=y, y2=y, class_="grid"),
              element("text", row.title, x=-12, y=middle, dy="0.35em", text_anchor="end", class_="name")]
     for i, name in enumerate(names):
-        mark = row.marks.get(name)
-        if mark is None:
+        ratio = row.marks.get(name)
+        if ratio is None:
             continue
         at = y + GAP / 2 + STEP * (i + 0.5)
-        low, high = (WIDTH * scale.share(end) for end in _ends(mark))
+        low, high = (WIDTH * scale.share(end) for end in ends(ratio))
         if high > low:
             parts.append(element("line", x1=f"{low:.1f}", x2=f"{high:.1f}", y1=f"{at:.1f}", y2=f"{at:.1f}", class_="bar",
-                                 style=f"stroke:var(--mark-{i % len(COLOURS)})"))
-        parts.append(_mark(i, WIDTH * scale.share(mark.mean), at, element("title", f"{row.title}, {name}: {mark.mean:.4g}")))
-        if not scale.low <= mark.mean <= scale.high:
-            beyond = mark.mean > scale.high
-            parts.append(element("text", f"{mark.mean:.3g}", x=WIDTH + 9 if beyond else -9, y=at, dy="0.35em", class_="small",
+                                 style=stroke(i)))
+        parts.append(mark(i, WIDTH * scale.share(ratio.mean), at, element("title", f"{row.title}, {name}: {ratio.mean:.4g}")))
+        if not scale.low <= ratio.mean <= scale.high:
+            beyond = ratio.mean > scale.high
+            parts.append(element("text", f"{ratio.mean:.3g}", x=WIDTH + 9 if beyond else -9, y=at, dy="0.35em", class_="small",
                                  text_anchor="start" if beyond else "end"))
     return element("g", *parts)
-
-
-def _mark(i: int, x: float, y: float, *inside: Markup) -> Markup:
-    return element("g", element("path", d=SHAPES[i % len(SHAPES)], style=f"fill:var(--mark-{i % len(COLOURS)})"), *inside,
-                   transform=f"translate({x:.1f} {y:.1f})")
-
-
-def _ends(mark: Interval) -> tuple[float, float]:
-    half = mark.half_width or 0.0
-    return mark.mean - half, mark.mean + half
