@@ -11,9 +11,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import pathlib
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,34 +21,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem import schedules, step
+from jaxmem import step
 from jaxmem.checkpoint import lazy
 from jaxmem.checkpoint.digest import digests
-from jaxmem.checkpoint.formats import config_of, read_into
-from jaxmem.checkpoint.formats.config_json import differences
 from jaxmem.checkpoint.keep import Keep
 from jaxmem.checkpoint.nearby import Nearby
 from jaxmem.checkpoint.state_hash import state_hash
-from jaxmem.checkpoint.store import Commit, Restored, SaveFailed, Store, agreed, committed_steps
-from jaxmem.continual import mixing
-from jaxmem.continual import start as start_module
-from jaxmem.cost.flops import mfu, model_flops
-from jaxmem.data import Batches, eval_batches, open_for
+from jaxmem.checkpoint.store import Commit, SaveFailed, Store
+from jaxmem.data import Batches, open_for
 from jaxmem.data.rehearsal.rehearsing import Rehearsing
 from jaxmem.faults import Faults
 from jaxmem.faults import parse as parse_faults
 from jaxmem.guard import Guard
-from jaxmem.optim import transforms
-from jaxmem.running import agreement, measured
+from jaxmem.running import agreement, beginning, evaluating, measured
 from jaxmem.running.libraries import libraries_to_file
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.progress import Progress
 from jaxmem.running.stopping import StopRequest
 from jaxmem.running.trackers import Trackers
-from jaxmem.runs.folder import Folder, drop_after, write_json
+from jaxmem.runs.folder import Folder, write_json
 from jaxmem.runs.log import Log
 from jaxmem.runs.settings import Settings
-from jaxmem.runs.start_from import parse as parse_start
 from jaxmem.spec import InputError
 from jaxmem.watchdog import Watchdog
 
@@ -105,11 +98,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     with watchdog.allow(slow_s, "data"):
         data = open_for(s.workload, s.data, split="train")
         held_out = open_for(s.workload, s.data, split="eval") if s.eval_every else None
-    if s.init_from and (other := differences(config_of(s.init_from)[1], s.workload.model)):
-        raise InputError(f"--init_from={s.init_from} holds another model than --model={s.workload.model_text}: {other}")
-    start_from = parse_start(s.start_from) if s.start_from else None
-    if start_from and not agreed(lambda: committed_steps(folder.checkpoints)):  # what refuses it is said before anything is compiled
-        start_module.find(start_from, s.workload, s.schedule)
+    beginning.check(s, folder)
     workload = s.program_workload
     programs = step.build(workload, s.plan, s.topology, jax.devices()[:s.topology.devices])
     kept = Rehearsing(s.rehearsal, data, programs.mesh, batch=s.workload.batch) if s.rehearsal else None
@@ -146,9 +135,6 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     origin = 0  # steps of the schedule that were made before this run's first one
 
-    def rate() -> Callable[[int], float]:
-        return schedules.learning_rate(s.schedule, peak=s.lr, warmup=s.warmup, steps=s.steps, origin=origin)
-
     def start_over(below: int | None = None) -> tuple[int, State, int, Guard, bool]:
         """`(step, state, position, guard, restored)` of the latest good checkpoint, or of another run's, or of the seed."""
         nonlocal origin
@@ -156,29 +142,14 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             whole = (lambda meta: programs.state | {"rehearsal": kept.abstract(meta)}) if kept else programs.state
             found = store.restore(whole, below=below)
             if found is None:
-                if kept:
-                    kept.begin(s.seed)
-                seed = jax.make_array_from_callback((), programs["init"].args[0].sharding, lambda _: np.uint32(s.seed))
-                state = compiled["init"](seed)
-                if s.init_from:
-                    state = with_imported(state, s, programs)
-                if start_from:
-                    begun = start_module.find(start_from, s.workload, s.schedule)
-                    state = start_module.begin(start_from, begun, state, programs.state, s.workload, seed=s.seed)
-                    origin = begun.steps
-                    if kept and "rehearsal" in begun.meta:  # what the other run remembered is what this one must not forget
-                        kept.memory = None
-                        memory = start_module.read(begun, {"rehearsal": kept.abstract(begun.meta)})["rehearsal"]
-                        note(kept.adopt(memory, begun.meta) or f"the rehearsal buffer of {start_from.run} is taken along")
-                    note(start_module.described(start_from, begun, rate()(1)))
-                state |= {"opt_state": transforms.with_trained_weights(state["opt_state"], s.workload.optimizer)}
-                return 0, jax.block_until_ready(state), 0, Guard(s.spike), False
+                state, origin = beginning.begin(s, programs, compiled["init"], kept, note)
+                return 0, state, 0, Guard(s.spike), False
             if found.meta["run_id"] != folder.run_id:
                 log.say(f"the checkpoint of step {found.step} was written by another run ({found.meta['run_id']})")
             for refused, why in found.refused:
                 log.event("corrupt", step=refused, reason=why)
                 log.say(f"checkpoint of step {refused} is damaged ({why}); taking step {found.step}")
-            check_same_data(found, data.fingerprint, s)
+            beginning.check_same_data(found.meta, found.step, data.fingerprint, s.data)
             if found.ledger is not None:
                 log.event("ledger", step=found.step, local_bytes=found.ledger.local_bytes, peer_bytes=found.ledger.peer_bytes,
                           remote_bytes=found.ledger.remote_bytes, state_bytes=found.ledger.state_bytes, notes=found.ledger.notes)
@@ -188,8 +159,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             return found.step, found.state, found.meta["position"], Guard(s.spike, guard["recent"], guard["high"]), True
 
     at, state, position, guard, restored = start_over()
-    dropped = drop(folder, at, log) if writes else None
-    log.reopen_metrics(folder)
+    dropped = log.rewind(at)
     log.event("start", restored_from=at if restored else None, processes=jax.process_count(), devices=jax.device_count(),
               topology=str(s.topology), plan=str(s.plan), backend=measured.backend(), versions=measured.versions(), programs=texts,
               data=data.described, fingerprint=data.fingerprint)
@@ -201,7 +171,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
     def batches_from(position: int) -> Batches:
         return Batches(data, batch=s.workload.batch, seed=s.seed, shardings=shardings, start=position, skip=skip)
 
-    hyper_of, rate_of = hyper_parameters(programs), rate()
+    hyper_of, rate_of = hyper_parameters(programs), beginning.rate_of(s, origin)
 
     batches = batches_from(position)
     closing.callback(lambda: batches.close())  # whichever there are by then
@@ -231,7 +201,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
                 flying.clear()
                 raise Bad(one.step, one.position, problem, below=one.step - max(guard.high - 1, 0))
             line = {"kind": "train", "step": one.step, "loss": loss, "grad_norm": norm, "lr": one.lr, "step_s": step_s,
-                    "tokens_per_s": workload.tokens / step_s if step_s else None, "mfu": honest_mfu(s, step_s, log),
+                    "tokens_per_s": workload.tokens / step_s if step_s else None, "mfu": measured.honest_mfu(s, step_s, log),
                     "epoch": batches.epoch_of(one.position), "batch": one.position}
             log.metric(**line)
             trackers.write(line)
@@ -239,7 +209,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             step_times.append(step_s)
             if len(step_times) == WARM_UP and writes:
                 with watchdog.allow(slow_s, "metrics"), log.phase("metrics"):
-                    compare_with_prediction(s, compiled, programs, sorted(step_times[1:])[len(step_times[1:]) // 2], log)
+                    measured.compare_with_prediction(s, compiled, programs.mesh, statistics.median_high(step_times[1:]), log)
 
     def loss_of(at: int) -> float | None:
         """The evaluation's loss, if it was of this very step."""
@@ -328,28 +298,16 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
 
     def evaluate(at: int) -> float:
         assert held_out is not None
-        unit = "images" if "images" in s.workload.rows else "tokens"
         settle(0)
         with watchdog.allow(3 * s.watchdog_s, "eval"), log.phase("eval", step=at):
             begin = time.monotonic()
-            loss, accuracy, count, by_source = 0.0, 0.0, 0.0, {}
-            for name, share, source in mixing.parts(held_out):
-                totals = [compiled["eval"](state["params"], batch)
-                          for batch in eval_batches(source, batch=workload.batch, shardings=shardings, limit=s.eval_batches)]
-                sums = {field: math.fsum(float(t[field]) for t in totals) for field in totals[0]}
-                by_source[name], count = sums["loss_sum"] / sums[unit], count + sums[unit]
-                loss, accuracy = loss + share * by_source[name], accuracy + share * sums.get("correct", 0.0) / sums[unit]
-        line = {"kind": "eval", "step": at, "loss": loss, unit: int(count), "seconds": time.monotonic() - begin}
-        if unit == "images":
-            line["accuracy"] = accuracy
-        if held_out.sources:
-            line["by_source"] = by_source
+            found = evaluating.evaluate(compiled["eval"], state["params"], held_out, workload=workload, shardings=shardings,
+                                        limit=s.eval_batches)
+        line = {"kind": "eval", "step": at, **found.line(), "seconds": time.monotonic() - begin}
         log.metric(**line)
         trackers.write(line)
-        each = ", ".join(f"{name} {value:.4f}" for name, value in by_source.items())
-        right = f", accuracy {accuracy:.2%}" if unit == "images" else ""
-        progress.note(f"step {at}: evaluation loss {loss:.4f}{right} over {int(count)} {unit}{f' ({each})' if held_out.sources else ''}")
-        return loss
+        progress.note(f"step {at}: {found}")
+        return found.loss
 
     # ---------------------------------------------------------------- steps
     status = DONE
@@ -423,8 +381,7 @@ def _train(s: Settings, folder: Folder, log: Log, faults: Faults, watchdog: Watc
             at, state, position, guard, _ = start_over(below=bad.below)
             first = next_position(position, skip)
             skip = sorted([*skip, (first, bad.position)])
-            gone = drop(folder, at, log) if writes else None
-            log.reopen_metrics(folder)
+            gone = log.rewind(at)
             log.event("rollback", step=bad.step, to=at, skip=[first, bad.position], reason=str(bad), reached=reached)
             if gone:
                 log.event("dropped", **gone)
@@ -468,14 +425,6 @@ def local_folder(s: Settings, folder: Folder) -> pathlib.Path:
     return path
 
 
-def drop(folder: Folder, at: int, log: Log) -> dict[str, Any] | None:
-    try:
-        return drop_after(folder.metrics, at)
-    except OSError as error:  # a full disk ends nothing
-        log.say(f"{folder.metrics}: lines past step {at} stay ({error.strerror})")
-        return None
-
-
 def remember(folder: Folder, skip: list[tuple[int, int]], log: Log) -> None:
     try:
         write_json(folder.skips, skip)
@@ -495,44 +444,9 @@ def hyper_parameters(programs: step.Programs) -> Callable[[float, float], dict[s
     return lambda lr, clip: {"lr": one("lr", lr), "clip": one("clip", clip)}
 
 
-def with_imported(state: State, s: Settings, programs: step.Programs) -> State:
-    """The fresh state with the parameters of --init_from."""
-    params = read_into(s.init_from, s.workload.model, programs.state["params"])
-    return state | {"params": params}
-
-
 def next_position(position: int, skip: list[tuple[int, int]]) -> int:
     """The first position from `position` on that no range of `skip` leaves out."""
     for first, last in sorted(skip):
         if first <= position <= last:
             position = last + 1
     return position
-
-
-def honest_mfu(s: Settings, step_s: float, log: Log) -> float | None:
-    """None where the peak is unknown, and for a time that no device can have taken: then the clock is wrong, not the device fast."""
-    found = mfu(s.program_workload, s.topology, step_s, dtype=s.plan.compute) if step_s else None
-    if found is not None and found > 1:
-        log.event("impossible", step_s=step_s, mfu=found)
-        return None
-    return found
-
-
-def check_same_data(found: Restored, fingerprint: str, s: Settings) -> None:
-    if found.meta["fingerprint"] != fingerprint:
-        raise InputError(f"--data={s.data} is not what the checkpoint of step {found.step} was trained on: its content or its settings "
-                         f"changed (fingerprint {fingerprint[:12]}, was {found.meta['fingerprint'][:12]}), so its position means nothing; "
-                         "bring the old data back, or start a new --out")
-
-
-def compare_with_prediction(s: Settings, compiled: dict[str, Any], programs: step.Programs, step_s: float, log: Log) -> None:
-    """After warm-up: what the compiler and the speed model said beside what the devices did."""
-    memory = measured.memory(compiled)
-    predicted_s = measured.predicted_step_s(compiled, s.topology, programs.mesh, model_flops(s.program_workload))
-    log.event("memory", **memory)
-    log.event("step_time", predicted_s=predicted_s, measured_s=step_s, backend=memory["backend"])
-    if memory["measured_bytes"] is not None and memory["predicted_bytes"] is not None:
-        log.say(f"memory a device: {memory['predicted_bytes'] / 2**30:.2f} GiB predicted (compile), "
-                f"{memory['measured_bytes'] / 2**30:.2f} GiB at the peak (measure, {memory['backend']})")
-    if predicted_s is not None:
-        log.say(f"step: {predicted_s:.4f} s predicted (compile), {step_s:.4f} s (measure, {memory['backend']})")

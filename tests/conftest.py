@@ -3,6 +3,7 @@
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 
 # Before jax is imported: the plugins for other targets are installed, and their devices are not here.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -36,3 +37,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def repository() -> pathlib.Path:
     """The checkout's top folder."""
     return pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def xla_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture(scope="module")
+def compiled_once(xla_cache: pathlib.Path) -> Iterator[None]:
+    """What the module's runs compile is compiled once, as for the runs of a user."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(xla_cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import training
 
-from jaxmem import train
 from jaxmem.cli import main as cli
 from jaxmem.hardware import parse_topology
-from jaxmem.running import agreement, starting
+from jaxmem.running import agreement, measured, starting
 from jaxmem.running.profiling import Profiler
 from jaxmem.running.trackers import Trackers
 from jaxmem.runs.folder import Folder
@@ -100,10 +99,10 @@ def test_row_14_a_time_that_no_device_can_have_taken_is_not_a_rate():
                               plan=Plan(fsdp=8))
     flops = 6 * (8.03e9 - 128256 * 4096) * 65536 + 12 * 32 * 32 * 128 * 8192 * 65536
     fair = flops / (0.4 * 8 * 989.4e12)
-    assert train.honest_mfu(s, fair, log) == pytest.approx(0.4, rel=0.01) and said == []
-    assert train.honest_mfu(s, fair / 3, log) is None
+    assert measured.honest_mfu(s, fair, log) == pytest.approx(0.4, rel=0.01) and said == []
+    assert measured.honest_mfu(s, fair / 3, log) is None
     assert said[0][0] == "impossible" and said[0][1]["mfu"] == pytest.approx(1.2, rel=0.01)
-    assert train.honest_mfu(s, 0.0, log) is None
+    assert measured.honest_mfu(s, 0.0, log) is None
 
 
 def test_processes_that_differ_are_named():

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 import training
@@ -22,13 +21,7 @@ IMAGES = {"model": "mlp", "data": "images:digits", "plan": "data=2,fsdp=2,tensor
 VIT = IMAGES | {"model": "vit-tiny", "plan": "data=2,fsdp=2,tensor=2,remat=block", "steps": "4", "checkpoint_every": "2", "eval_every": "4"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

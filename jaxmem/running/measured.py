@@ -9,9 +9,12 @@ from typing import Any
 import jax
 
 from jaxmem import environment
+from jaxmem.cost.flops import mfu, model_flops
 from jaxmem.hardware import Topology
 from jaxmem.hlo import speed
 from jaxmem.hlo.parse import parse
+from jaxmem.runs.log import Log
+from jaxmem.runs.settings import Settings
 from jaxmem.targets.child import describe_mesh, memory_of
 
 
@@ -53,3 +56,26 @@ def predicted_step_s(compiled: Mapping[str, jax.stages.Compiled], topology: Topo
                 return None
             total += found
     return total
+
+
+def honest_mfu(s: Settings, step_s: float, log: Log) -> float | None:
+    """None where the peak is unknown, and for a time that no device can have taken: then the clock is wrong, not the device fast."""
+    found = mfu(s.program_workload, s.topology, step_s, dtype=s.plan.compute) if step_s else None
+    if found is not None and found > 1:
+        log.event("impossible", step_s=step_s, mfu=found)
+        return None
+    return found
+
+
+def compare_with_prediction(s: Settings, compiled: Mapping[str, jax.stages.Compiled], mesh: jax.sharding.Mesh, step_s: float,
+                            log: Log) -> None:
+    """After warm-up: what the compiler and the speed model said beside what the devices did."""
+    found = memory(compiled)
+    predicted_s = predicted_step_s(compiled, s.topology, mesh, model_flops(s.program_workload))
+    log.event("memory", **found)
+    log.event("step_time", predicted_s=predicted_s, measured_s=step_s, backend=found["backend"])
+    if found["measured_bytes"] is not None and found["predicted_bytes"] is not None:
+        log.say(f"memory a device: {found['predicted_bytes'] / 2**30:.2f} GiB predicted (compile), "
+                f"{found['measured_bytes'] / 2**30:.2f} GiB at the peak (measure, {found['backend']})")
+    if predicted_s is not None:
+        log.say(f"step: {predicted_s:.4f} s predicted (compile), {step_s:.4f} s (measure, {found['backend']})")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jaxmem.runs.folder import Folder, Lines
+from jaxmem.runs.folder import Folder, Lines, drop_after
 
 
 class Log:
@@ -17,6 +17,7 @@ class Log:
 
     def __init__(self, folder: Folder, *, writes: bool) -> None:
         self.attempt, self._writes, self._complained = folder.attempt, writes, False
+        self._path = folder.metrics
         self._metrics = Lines(folder.metrics) if writes else None
         self._events = Lines(folder.events) if writes else None
         self.waited_s = 0.0  # since `take_waited`, in phases that the devices had nothing to do in
@@ -54,12 +55,18 @@ class Log:
             self._complained = True
             self.say("the disk takes no more lines; training goes on, and they are written when there is room")
 
-    def reopen_metrics(self, folder: Folder) -> None:
-        """After lines were dropped: the file is a new one."""
-        if self._writes:
-            if self._metrics is not None:
-                self._metrics.close()
-            self._metrics = Lines(folder.metrics)
+    def rewind(self, step: int) -> dict[str, Any] | None:
+        """Take the metrics past `step` out; returns what `drop_after` says of them, in the process that writes."""
+        if self._metrics is None:
+            return None
+        self._metrics.close()
+        try:
+            return drop_after(self._path, step)
+        except OSError as error:  # a full disk ends nothing
+            self.say(f"{self._path}: lines past step {step} stay ({error.strerror})")
+            return None
+        finally:
+            self._metrics = Lines(self._path)
 
     def close(self) -> None:
         for lines in (self._metrics, self._events):

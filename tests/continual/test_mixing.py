@@ -122,13 +122,7 @@ def test_the_fingerprint_knows_shares_and_sources():
 
 # ---------------------------------------------------------------- in a run
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def test_a_run_reports_each_source_and_resumes_to_the_same_state(tmp_path):

@@ -30,13 +30,7 @@ SMALL = "decoder-tiny,embed=32,layers=1,mlp=32"
 RUN = {"plan": PLAN, "steps": "8", "schedule": "infinite,cooldown=4,decay=0", "warmup": "2", "keep": "last=9", "seq": "16", "model": SMALL}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

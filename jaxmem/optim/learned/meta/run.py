@@ -23,7 +23,7 @@ from jaxmem.optim.learned.meta import provenance, recipe, tasks, trainer
 from jaxmem.optim.learned.meta.recipe import Recipe
 from jaxmem.running import measured
 from jaxmem.running.stopping import StopRequest
-from jaxmem.runs.folder import Folder, drop_after, read_lines
+from jaxmem.runs.folder import Folder, read_lines
 from jaxmem.runs.log import Log
 from jaxmem.spec import InputError
 
@@ -60,8 +60,7 @@ def meta_train(r: Recipe, folder: Folder, budget: Budget, *, devices: int | None
         if found is not None:
             state = found.state
         at = int(state.iteration)
-        gone = drop_after(folder.metrics, at)
-        log.reopen_metrics(folder)
+        gone = log.rewind(at)
         for line in read_lines(folder.metrics):
             show(line)
         log.event("start", restored_from=at if found else None, processes=1, devices=mesh.devices.size, backend=measured.backend(),
