@@ -7,8 +7,10 @@ import contextlib
 import importlib
 import io
 import pathlib
+import subprocess
 import sys
 
+SHELLCHECK = pathlib.Path(sys.executable).parent / "shellcheck"  # of the development extra
 FOLDER = pathlib.Path(__file__).parent / "fixtures" / "launch"
 AWKWARD = ("--out=/shared/my runs/it's", "--plan=fsdp=*", "--data=text:/data/$(HOME)/`x`.txt")  # what a shell would take apart
 LLAMA = ("--model=llama3-8b", "--batch=256", "--seq=4096")
@@ -53,6 +55,14 @@ def text_of(name: str) -> str:
 
 def golden(name: str) -> pathlib.Path:
     return FOLDER / f"{name}.{'yaml' if CASES[name][0] == 'gke' else 'sh'}"
+
+
+def shellcheck(*scripts: pathlib.Path) -> list[str]:
+    """What a linter for shells has to say of bash scripts."""
+    done = subprocess.run([SHELLCHECK, "--shell=bash", "--severity=style", *map(str, scripts)], capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    # SC2016: `$` in single quotes stays a dollar, which is what is wanted of a path with one
+    return [block for block in done.stdout.split("\n\n") if block.strip() and "SC2016" not in block and "more information" not in block]
 
 
 if __name__ == "__main__":

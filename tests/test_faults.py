@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from small_disk import on_a_small_disk
 
 from jaxmem import damage, faults, step
 from jaxmem.damage import Ballast, corrupt, poisoned
@@ -352,12 +353,7 @@ DISK = textwrap.dedent("""
 
 def test_fill_disk_fills_a_real_file_system_and_gives_it_back(tmp_path, repository):
     """On a tmpfs of 8 MiB in a mount namespace of its own."""
-    space = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
-    if subprocess.run([*space, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here; the next test fills a described one")
-    command = f'mount -t tmpfs -o size=8m tmpfs {tmp_path} && exec "$0" "$@"'
-    done = subprocess.run([*space, "sh", "-c", command, sys.executable, "-W", "error", "-c", DISK, str(tmp_path)],
-                          capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(repository)})
+    done = on_a_small_disk(tmp_path, 8, sys.executable, "-W", "error", "-c", DISK, tmp_path, timeout_s=60, PYTHONPATH=str(repository))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     taken = found.pop("by another")

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import training
+from small_disk import on_a_small_disk
 
 PLAN = "data=4,fsdp=2,compute=f32"
 
@@ -94,19 +95,15 @@ def test_a_full_disk_loses_nothing(tmp_path):
     """The save that finds no room fails with a clear line, training goes on, and the next save works; the final state is as ever."""
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        whole = training.train_apart(tmp_path / "whole", print_hash=True)
-        done = training.train_apart(small / "run", print_hash=True, fault="fill_disk:step=3;slow:step=5,seconds=0.5,steps=2")
-        assert done.returncode == 0, done.stderr
-        assert "was not written" in done.stderr and "training goes on" in done.stderr
-        assert done.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-        assert training.events(small / "run", "commit_failed")
-        assert [line["step"] for line in training.metrics(small / "run")] == list(range(1, 17))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    flags = training.arguments(small / "run", print_hash=True, fault="fill_disk:step=3;slow:step=5,seconds=0.5,steps=2")
+    done = on_a_small_disk(small, 24, sys.executable, "-m", "jaxmem", "train", *flags, timeout_s=240, JAX_PLATFORMS="cpu",
+                           after=f"cp -r {small}/run/logs {small}/run/metrics.jsonl {tmp_path}")
+    whole = training.train_apart(tmp_path / "whole", print_hash=True)
+    assert done.returncode == 0, done.stderr
+    assert "was not written" in done.stderr and "training goes on" in done.stderr
+    assert done.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert training.events(tmp_path, "commit_failed")
+    assert [line["step"] for line in training.metrics(tmp_path)] == list(range(1, 17))
 
 
 @pytest.mark.long
