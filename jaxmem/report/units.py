@@ -33,9 +33,11 @@ def bytes_text(value: int | None) -> str:
 
 
 def seconds_text(value: float | None) -> str:
-    """Three digits or so: `1.642 s`, `39 ms`, `250 µs`, `12 min 5 s`."""
+    """Three digits or so: `1.642 s`, `39 ms`, `250 µs`, `12 min 5 s`. A difference of times may be below zero: `-2.1 ms`."""
     if value is None:
         return UNKNOWN
+    if value < 0:
+        return f"-{seconds_text(-value)}" if value <= -9.5e-7 else seconds_text(0.0)
     if value == 0:
         return "0 s"
     if value < 9.995e-4:

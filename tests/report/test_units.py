@@ -37,6 +37,8 @@ def test_one_unit_for_a_table_never_shows_bytes_as_zero():
     [
         (None, "—"),
         (0.0, "0 s"),
+        (-2.5e-3, "-2.5 ms"),
+        (-1e-9, "0 s"),
         (1e-9, "<1 µs"),
         (2.5e-5, "25 µs"),
         (9.994e-4, "999 µs"),
