@@ -18,6 +18,7 @@ were done again, waiting for data, and all else: from a kill to the next step, t
 done more than once. `differs` says whether any loss or the final state is another than the undisturbed run's.
 """
 
+import functools
 import math
 import pathlib
 import shutil
@@ -36,9 +37,9 @@ from jaxmem.cost.checkpointing import Costs, expected, optimum, young
 from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
-from jaxmem.report.experiment_page import Cell, Column, Line, Table
+from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
 from jaxmem.spec import InputError
-from jaxmem.tabulate import Interval, to_csv
+from jaxmem.tabulate import Interval
 from jaxmem.tabulate import row as flat
 from jaxmem.workload import Workload
 
@@ -61,7 +62,7 @@ CURVE = 300  # points of a loss curve that are kept in a record
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """The undisturbed run, then modes x intervals x failure rates."""
-    steps = numbers(flags.steps, "steps")[0]
+    steps = experiment.whole("steps", flags.steps)
     snapshots = flags.snapshots.split("|")
     for name in snapshots:
         if name not in SNAPSHOTS:
@@ -71,23 +72,13 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
         return experiment.point(model=flags.model, optimizer=flags.optimizer, batch=flags.batch, seq=flags.seq, topology=flags.topology,
                                 plan=flags.plan, settings=settings | {"steps": steps}, alone=True, seeded=seeded)
     points = [point(False, snapshot="none", every=0, mtbf_s=0)]
-    for mtbf_s in numbers(flags.mtbf, "mtbf"):
+    for mtbf_s in experiment.wholes("mtbf", flags.mtbf):
         for snapshot in snapshots:
-            for every in numbers(flags.every, "every"):
+            for every in experiment.wholes("every", flags.every):
                 if every >= steps:
                     raise InputError(f"--every={every}: a run of --steps={steps} would write no checkpoint; nearest: {steps - 1}")
                 points.append(point(True, snapshot=snapshot, every=every, mtbf_s=mtbf_s))
     return points
-
-
-def numbers(text: str, flag: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split("|")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise InputError(f"--{flag}={text}: expected whole numbers, at least 1, by |")
-    return found
 
 
 # ---------------------------------------------------------------- one point
@@ -168,16 +159,13 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
                         lines=[cost_line(mode, cost) for mode, cost in costs.items()]))
     tables.append(Table(title="The best interval by the model", lead="In closed form from those costs, for the measured failure rates and "
                         "rarer ones.", columns=BEST, lines=best_lines(costs, rates(runs), pace_s, share)))
-    name = "Checkpoints: interval, mode and failures"
-    svg = checkpoint_figure.drawing(runs, costs, share, alone=True)
-    curves = checkpoint_figure.losses(records, alone=True)
-    figures = [("Goodput against interval", "Marks are measured runs; lines are expected, from the costs of all runs of a mode.",
-                checkpoint_figure.drawing(runs, costs, share, alone=False)),
-               ("The loss through failures", "Each attempt of the run with most kills, over the undisturbed run.",
-                checkpoint_figure.losses(records, alone=False))]
-    text = page.markdown_page(name, __doc__ or "", tables, records, "checkpoint.svg")
-    return {"index.html": page.render(name, __doc__ or "", figures, tables, records), "checkpoint.svg": svg,
-            "checkpoint-losses.svg": curves, "table.md": text, "results.csv": to_csv([flat(one) for one in records])}
+    figures = [Figure(heading="Goodput against interval", file="checkpoint.svg",
+                      lead="Marks are measured runs; lines are expected, from the costs of all runs of a mode.",
+                      draw=functools.partial(checkpoint_figure.drawing, runs, costs, share)),
+               Figure(heading="The loss through failures", file="checkpoint-losses.svg",
+                      lead="Each attempt of the run with most kills, over the undisturbed run.",
+                      draw=functools.partial(checkpoint_figure.losses, records))]
+    return page.files("Checkpoints: interval, mode and failures", __doc__ or "", figures, tables, records)
 
 
 def seeds_of(line: Line) -> int:

@@ -19,6 +19,7 @@ remembered. `time` is that of the training steps alone. Intervals are 95% over t
 test rows, the initialisation, the order of rows and what the buffer does.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -33,10 +34,10 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_dots import Dot, dots
-from jaxmem.report.experiment_page import Cell, Column, Line, Table
+from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
 from jaxmem.report.experiment_panels import Panel, panels
 from jaxmem.spec import InputError, differences, nearest, split
-from jaxmem.tabulate import Interval, interval, to_csv
+from jaxmem.tabulate import Interval, interval
 from jaxmem.tabulate import row as flat
 from jaxmem.workload import Workload
 
@@ -70,8 +71,8 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
         raise InputError(f"--data={flags.data}: tasks are made of labelled images{nearest(flags.data, known)}")
     tasks.parse(flags.tasks)
     model = flags.model or FITTING[flags.data]
-    settings = {"dataset": flags.data, "tasks": flags.tasks, "epochs": _number("epochs", flags.epochs, int),
-                "lr": _number("lr", flags.lr, float)}
+    settings = {"dataset": flags.data, "tasks": flags.tasks, "epochs": experiment.whole("epochs", flags.epochs),
+                "lr": experiment.number("lr", flags.lr)}
     seq = str(Workload.parse(model=model, batch=flags.batch).seq)  # a classifier has its own
     return [experiment.point(model=model, optimizer=flags.optimizer, batch=flags.batch, seq=seq, topology=flags.topology, plan=flags.plan,
                              alone=True, settings=settings | {"method": spelled(text)}) for text in flags.methods.split("|")]
@@ -81,16 +82,6 @@ def spelled(text: str) -> str:
     """A method in the one spelling that its records have: preset and what differs from it."""
     name = split(text)[0] if split(text) else ""
     return ",".join([name, *differences(methods.parse(text), methods.METHODS[name])])
-
-
-def _number[N: (int, float)](name: str, text: str, kind: type[N]) -> N:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise InputError(f"--{name}={text}: expected a {'whole ' if kind is int else ''}number") from None
-    if not 0 < value < float("inf"):
-        raise InputError(f"--{name}={text}: expected a number above 0")
-    return value
 
 
 # ---------------------------------------------------------------- one point
@@ -158,8 +149,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     for one in done:
         groups.setdefault(title(one), []).append(one)
     tables: list[Table] = []
-    figures: list[tuple[str, str, str]] = []
-    files: dict[str, str] = {}
+    figures: list[Figure] = []
     for i, (name, own) in enumerate(groups.items()):
         lines = [line | {"label": Cell(value=label(line["method"].value))} for line in page.lines(own)]
         tables += [Table(title=name, lead=f"Run here; {seeds_text(own)}.", columns=COLUMNS, lines=lines),
@@ -168,15 +158,12 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
         end, course = f"All test rows after the last task ({of})", f"Each task's test rows after each task ({of})"
         final = [Dot(name=line["label"].value, value=line["final_accuracy"].value) for line in lines]
         cases = [_panel(group) for group in _by_method(own).values()]
-        figures += [(end, "A mark a method; the bar is its 95% interval over the seeds.", dots(end, "share right", final, alone=False)),
-                    (course, "A line a task, from its turn on; means over the seeds.", panels(course, cases, alone=False))]
         last = f"_{i + 1}" if i else ""
-        files |= {f"class_incremental{last}.svg": dots(end, "share right", final),
-                  f"class_incremental_tasks{last}.svg": panels(course, cases)}
-    whole = "Incremental classification"
-    table = page.markdown_page(whole, __doc__ or "", tables, records, "class_incremental.svg")
-    return {"index.html": page.render(whole, __doc__ or "", figures, tables, records), **files, "table.md": table,
-            "results.csv": to_csv([flat(one) for one in records])}
+        figures += [Figure(heading=end, lead="A mark a method; the bar is its 95% interval over the seeds.",
+                           file=f"class_incremental{last}.svg", draw=functools.partial(dots, end, "share right", final)),
+                    Figure(heading=course, lead="A line a task, from its turn on; means over the seeds.",
+                           file=f"class_incremental_tasks{last}.svg", draw=functools.partial(panels, course, cases))]
+    return page.files("Incremental classification", __doc__ or "", figures, tables, records)
 
 
 def title(one: Record) -> str:

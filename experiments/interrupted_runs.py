@@ -7,7 +7,6 @@ steps and writes alike, so failures come at a constant rate whatever the run is 
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import pathlib
@@ -20,6 +19,7 @@ from typing import Any
 
 from jaxmem.cost.checkpointing import Costs
 from jaxmem.runs.checkpoint_costs import checkpoints
+from jaxmem.runs.folder import read_lines
 from jaxmem.runs.goodput import Goodput, goodput
 from jaxmem.runs.reading import read_run
 from jaxmem.supervise.roster import Roster
@@ -117,17 +117,7 @@ def life(since: float, begin: float, end: float, lines: Iterable[Line]) -> Life:
 
 
 def training_lines(out: pathlib.Path) -> list[Line]:
-    try:
-        texts = (out / "metrics.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for text in texts:
-        try:
-            found.append(json.loads(text))
-        except ValueError:  # the kill tore it
-            continue
-    return [line for line in found if line.get("kind") == "train"]
+    return [line for line in read_lines(out / "metrics.jsonl") if line.get("kind") == "train"]
 
 
 def repeated(lives: Iterable[Life]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ Replay is the share of rows that come from the old text in phase two.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import pathlib
@@ -33,10 +34,9 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_curve, experiment_figure
 from jaxmem.report import experiment_page as page
-from jaxmem.report.experiment_page import Cell, Column, Line, Table
+from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
+from jaxmem.runs.folder import read_lines
 from jaxmem.spec import InputError
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 FLAGS = {
@@ -59,13 +59,13 @@ OTHERS = (("before", 0.0), ("joint", 0.5), ("low", 0.0), ("high", 0.0), ("infini
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Each way of continuing, and `rewarm` with each share of replay."""
+    steps, lr, low = experiment.whole("steps", flags.steps, least=2), experiment.number("lr", flags.lr), experiment.number("low", flags.low)
     try:
-        steps, lr, low = int(flags.steps), float(flags.lr), float(flags.low)
         shares = [float(text) for text in flags.replay.split("|") if text]
     except ValueError as error:
-        raise InputError(f"--steps, --lr, --low and --replay are numbers: {error}") from None
-    if steps < 2 or not 0 < low <= 1 or not all(0 <= share < 1 for share in shares):
-        raise InputError(f"--steps={steps}: at least 2; --low={low:g}: a part of 1; --replay={flags.replay}: shares from 0 to below 1")
+        raise InputError(f"--replay={flags.replay}: {error}") from None
+    if low > 1 or not all(0 <= share < 1 for share in shares):
+        raise InputError(f"--low={low:g}: a part of 1; --replay={flags.replay}: shares from 0 to below 1")
     for share in shares:
         mixture(flags.old, flags.new, share)  # raises for what no mixture can have
     settings = {"steps": steps, "lr": lr, "low": low, "old": flags.old, "new": flags.new}
@@ -118,8 +118,7 @@ def found(point: Point, after: dict[str, float], before: dict[str, float], backe
 
 def losses(run: pathlib.Path) -> dict[str, float]:
     """Nats a byte of each text, at the end of a run."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return next(line["by_source"] for line in reversed(lines) if line["kind"] == "eval")
+    return next(line["by_source"] for line in reversed(read_lines(run / "metrics.jsonl")) if line["kind"] == "eval")
 
 
 def phase_one(point: Point, *, schedule: str) -> pathlib.Path:
@@ -189,19 +188,15 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     order = list(NAMES)
     lines.sort(key=lambda line: (order.index(line["method"].value), line["replay"].number or 0.0))
     tables = [Table(title=title, lead=lead(own), columns=COLUMNS, lines=own) for title, own in groups(lines).items()]
-    name = "Continuing a language model on another text"
-    trade, curve = [], []
-    for title, own in groups(lines).items():
-        trade.append((title, trade_off(own, alone=False)))
-        curve.append((title, replay_curve(own, alone=False)))
-    figures = [(f"Losses against replay, {title}", "Replay with re-warming and re-decay. Dashed: the model trained on both texts from "
-                "scratch.", svg) for title, svg in curve]
-    figures += [(f"What is kept against what is learned, {title}", "Lower and further left is better. The dotted line joins those that no "
-                 "other beats in both.", svg) for title, svg in trade]
-    first = next(iter(groups(lines).values()), [])
-    return {"index.html": page.render(name, __doc__ or "", figures, tables, records), "language_shift.svg": replay_curve(first, alone=True),
-            "language_shift_trade.svg": trade_off(first, alone=True), "results.csv": to_csv([flat(one) for one in records]),
-            "table.md": page.markdown_page(name, __doc__ or "", tables, records, "language_shift.svg")}
+    curves, trades = [], []
+    for i, (title, own) in enumerate(groups(lines).items()):
+        last = f"_{i + 1}" if i else ""
+        curves.append(Figure(heading=f"Losses against replay, {title}", file=f"language_shift{last}.svg", lead="Replay with re-warming and "
+                             "re-decay. Dashed: the model trained on both texts from scratch.", draw=functools.partial(replay_curve, own)))
+        trades.append(Figure(heading=f"What is kept against what is learned, {title}", file=f"language_shift_trade{last}.svg",
+                             lead="Lower and further left is better. The dotted line joins those that no other beats in both.",
+                             draw=functools.partial(trade_off, own)))
+    return page.files("Continuing a language model on another text", __doc__ or "", curves + trades, tables, records)
 
 
 def named(line: Line) -> Line:

@@ -18,6 +18,7 @@ nothing of the rows that happen to be in the test part.
 """
 
 import collections
+import functools
 import hashlib
 import importlib.resources
 import pathlib
@@ -31,10 +32,9 @@ from jaxmem import experiment
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report import experiment_ratios as ratios
-from jaxmem.report.experiment_page import Cell, Column, Line, Table
+from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
 from jaxmem.spec import InputError, nearest, show
-from jaxmem.tabulate import Interval, interval, to_csv
-from jaxmem.tabulate import row as flat
+from jaxmem.tabulate import Interval, interval
 
 # as in jaxmem.optim.learned.meta.tasks, which knows jax
 TASKS = {"mnist8_deep": "64-32-32-10", "mnist14": "196-64-10", "mnist28": "784-128-10", "segment": "18-32-7", "milton4": "116-64-29"}
@@ -67,7 +67,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Tasks x methods, and x weights where the method has them."""
     if flags.sweep:
         raise InputError("--sweep: this experiment has --tasks, --methods, --weights, --steps and --inner_seeds in its place")
-    numbers = {name: whole(name, getattr(flags, name), least) for name, least in
+    numbers = {name: experiment.whole(name, getattr(flags, name), least) for name, least in
                (("steps", 1), ("inner_seeds", 1), ("batch", 1), ("refine", 0))}
     if flags.rule not in RULE_LRS:
         raise InputError(f"--rule={flags.rule}: unknown{nearest(flags.rule, RULE_LRS)}")
@@ -103,12 +103,6 @@ def chosen(flag: str, text: str, known: Iterable[str]) -> list[str]:
     if not names:
         raise InputError(f"--{flag} is empty; expected some of {'|'.join(known)}")
     return names
-
-
-def whole(name: str, text: str, least: int) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise InputError(f"--{name}={text}: expected a whole number, at least {least}")
-    return int(text)
 
 
 def refined(lrs: Sequence[float], between: int) -> tuple[float, ...]:
@@ -203,7 +197,6 @@ VERSUS = (Column(name="method_name", head="method"), *(Column(name=name, head=f"
 
 def pages(records: Sequence[Record]) -> dict[str, str]:
     """The page, the figure, and the tables as Markdown and CSV."""
-    name = "Learned optimizers on tasks they never saw"
     every = [one for one in records if one["status"] == "done"]
     same = collections.Counter(map(protocol, every)).most_common(1)[0][0] if every else ()
     ordered = [one for one in every if protocol(one) == same]
@@ -229,12 +222,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     rows = [ratios.Row(title=task, marks={own: ratio(done, task, own, METHODS["adam"]) for own in labels if own != METHODS["adam"]})
             for task in tasks]
     heading, axis = "Test loss as a multiple of Adam's (learning rate tuned)", "test loss / Adam's; left of 1 is better"
-    lead = "Bars are 95% intervals over the seeds, of ratios taken seed by seed."
-    figure = heading, lead, ratios.drawing(heading, axis, rows, alone=False)
-    return {"index.html": page.render(name, __doc__ or "", [figure], tables, records),
-            "learned.svg": ratios.drawing(heading, axis, rows),
-            "table.md": page.markdown_page(name, __doc__ or "", tables, records, "learned.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figure = Figure(heading=heading, lead="Bars are 95% intervals over the seeds, of ratios taken seed by seed.", file="learned.svg",
+                    draw=functools.partial(ratios.drawing, heading, axis, rows))
+    return page.files("Learned optimizers on tasks they never saw", __doc__ or "", [figure], tables, records)
 
 
 def protocol(one: Record) -> tuple[int, ...]:

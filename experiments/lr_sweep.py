@@ -11,6 +11,7 @@ over them, so their number must be a multiple of the number of devices over thos
 tenth of the steps. Losses are means over the held-out rows of --eval_rows.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -22,10 +23,8 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
-from jaxmem.report.experiment_page import Column, Line, Table
+from jaxmem.report.experiment_page import Column, Figure, Line, Table
 from jaxmem.spec import InputError, nearest
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 WAYS = ("vmapped", "parts", "one_after_another")
@@ -41,14 +40,10 @@ FLAGS = {
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """A point a rate; the seeds come with the frame."""
-    try:
-        lrs, steps, rows = [float(text) for text in flags.lrs.split("|")], int(flags.steps), int(flags.eval_rows)
-    except ValueError:
-        raise InputError(f"--lrs={flags.lrs} --steps={flags.steps} --eval_rows={flags.eval_rows}: expected numbers") from None
+    lrs = [experiment.number("lrs", text) for text in flags.lrs.split("|")]
+    steps, rows = experiment.whole("steps", flags.steps), experiment.whole("eval_rows", flags.eval_rows)
     if flags.how not in WAYS:
         raise InputError(f"--how={flags.how}: expected one of {', '.join(WAYS)}{nearest(flags.how, WAYS)}")
-    if min(lrs) <= 0 or steps < 1 or rows < 1:
-        raise InputError(f"--lrs={flags.lrs} --steps={steps} --eval_rows={rows}: expected rates above 0 and at least one step and row")
     return [experiment.point(model=flags.model, optimizer=flags.optimizer, batch=flags.batch, seq=flags.seq, topology=flags.topology,
                              plan=flags.plan, settings={"how": flags.how, "lr": lr, "steps": steps, "trained_on": flags.trained_on,
                                                         "eval_rows": rows}) for lr in lrs]
@@ -95,11 +90,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     scatter = Scatter(title="Loss against learning rate", x=Column(name="lr", head="learning rate", unit="count"), mark="how", row=title,
                       y=Column(name="eval_loss", head="loss, held out", unit="loss"),
                       panel=lambda line: (line["topology"].value, "measure"))
-    name = "A sweep of the learning rate in one program"
-    return {"index.html": page.render(name, __doc__ or "", [("Loss", "Bars are 95% intervals over seeds.",
-                                                             drawing(scatter, lines, alone=False))], tables, records),
-            "lr_sweep.svg": drawing(scatter, lines), "table.md": page.markdown_page(name, __doc__ or "", tables, records, "lr_sweep.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figure = Figure(heading="Loss", lead="Bars are 95% intervals over seeds.", file="lr_sweep.svg",
+                    draw=functools.partial(drawing, scatter, lines))
+    return page.files("A sweep of the learning rate in one program", __doc__ or "", [figure], tables, records)
 
 
 def title(line: Line) -> str:

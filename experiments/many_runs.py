@@ -16,6 +16,7 @@ the train step is compiled: memory is the compiler's, the time is predicted from
 that the target holds in one program, found by compiling; the next larger number was compiled too, and does not fit.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -27,10 +28,7 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
-from jaxmem.report.experiment_page import Column, Line, Table
-from jaxmem.spec import InputError
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
+from jaxmem.report.experiment_page import Column, Figure, Line, Table
 from jaxmem.workload import Workload
 
 HERE = ("one_after_another", "vmapped", "parts")
@@ -49,8 +47,7 @@ FLAGS = {
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Topologies here x ways x numbers of runs, and the targets."""
-    numbers = [whole("runs", text) for text in flags.runs.split("|")]
-    steps = whole("steps", flags.steps)
+    numbers, steps = experiment.wholes("runs", flags.runs), experiment.whole("steps", flags.steps)
     points = []
 
     def add(topology: str, plan: str, alone: bool, **settings: object) -> None:
@@ -81,12 +78,6 @@ def devices_of_a_run(topology: Topology, runs: int, how: str) -> int | None:
     if how == "parts":
         return 1 if runs == topology.devices else None
     return 1 if runs % topology.devices == 0 else None
-
-
-def whole(name: str, text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
-        raise InputError(f"--{name}={text}: expected whole numbers, at least 1")
-    return int(text)
 
 
 # ---------------------------------------------------------------- one point
@@ -186,13 +177,11 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     memory = Scatter(title="Memory of one program against the runs in it", x=across, mark="how", row=workload_of, panel=memory_panel,
                      y=Column(name="peak_bytes", head="memory a device", unit="bytes"))
     held = [line for line in drawn if line["how"].value in ("compiled", "vmapped")]
-    name = "Many small runs on one machine"
-    figures = [("Time", "A run's share of the time in which all of them make one step.", drawing(time, drawn, alone=False)),
-               ("Memory", "Of one program, on one device.", drawing(memory, held, alone=False))]
-    return {"index.html": page.render(name, __doc__ or "", figures, tables, records), "many_runs.svg": drawing(time, drawn),
-            "many_runs_memory.svg": drawing(memory, held),
-            "table.md": page.markdown_page(name, __doc__ or "", tables, records, "many_runs.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figures = [Figure(heading="Time", lead="A run's share of the time in which all of them make one step.", file="many_runs.svg",
+                      draw=functools.partial(drawing, time, drawn)),
+               Figure(heading="Memory", lead="Of one program, on one device.", file="many_runs_memory.svg",
+                      draw=functools.partial(drawing, memory, held))]
+    return page.files("Many small runs on one machine", __doc__ or "", figures, tables, records)
 
 
 def in_order(lines: list[Line]) -> list[Line]:
@@ -208,9 +197,7 @@ def with_gain(lines: list[Line]) -> list[Line]:
     here = page.baseline(lines, (*same, "runs", "steps", "trained_on"), {"how": "one_after_another"}, "tokens_per_s")
     there = page.baseline(lines, same, {"how": "compiled", "runs": 1}, "tokens_per_s")
     for line, control, one in zip(lines, here, there, strict=True):
-        own, base = line.get("tokens_per_s", page.NOTHING), one if line["how"].value == "compiled" else control
-        if own.number is not None and base:
-            line["gain"] = page.Cell(value=own.number / base, source=own.source)
+        line["gain"] = page.over(line.get("tokens_per_s", page.NOTHING), one if line["how"].value == "compiled" else control)
     return lines
 
 

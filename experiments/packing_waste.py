@@ -13,6 +13,7 @@ what follows from them is arithmetic (estimate). Unused is the part of the GPUs'
 takes.
 """
 
+import functools
 import random
 import sys
 from collections.abc import Sequence
@@ -26,10 +27,8 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
-from jaxmem.report.experiment_page import Cell, Column, Line, Table
+from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
 from jaxmem.spec import InputError
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 WAYS = ("mig", "processes", "one_program")
@@ -44,13 +43,10 @@ FLAGS = {
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """GPUs x numbers of runs; the seeds are the mixes."""
-    batches = [text.strip() for text in flags.batches.split("|")]
-    for text in (*batches, *flags.runs.split("|")):
-        if not text.strip().isdigit() or int(text) < 1:
-            raise InputError(f"--batches={flags.batches} --runs={flags.runs}: expected whole numbers, at least 1")
+    batches, numbers = experiment.wholes("batches", flags.batches), experiment.wholes("runs", flags.runs)
     return [experiment.point(model=flags.model, optimizer=flags.optimizer, batch=batches[0], seq=flags.seq, topology=topology,
-                             plan=flags.plan, settings={"batches": "|".join(batches), "runs": int(runs)})
-            for topology in flags.topology.split("|") for runs in flags.runs.split("|")]
+                             plan=flags.plan, settings={"batches": "|".join(map(str, batches)), "runs": runs})
+            for topology in flags.topology.split("|") for runs in numbers]
 
 
 def run(point: Point) -> Found:
@@ -98,12 +94,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     scatter = Scatter(title="GPUs that a mix needs (lower is better)", x=Column(name="runs", head="runs in the mix", unit="count"),
                       y=Column(name="gpus", head="GPUs", unit="count"), mark="way", row=model,
                       panel=lambda line: (line["topology"].value, "from compiled bytes: estimate"))
-    name = "Packing small runs: MIG slices against sharing"
-    return {"index.html": page.render(name, __doc__ or "", [("GPUs", "Bars are 95% intervals over mixes.",
-                                                             drawing(scatter, lines, alone=False))], tables, records),
-            "packing_waste.svg": drawing(scatter, lines),
-            "table.md": page.markdown_page(name, __doc__ or "", tables, records, "packing_waste.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figure = Figure(heading="GPUs", lead="Bars are 95% intervals over mixes.", file="packing_waste.svg",
+                    draw=functools.partial(drawing, scatter, lines))
+    return page.files("Packing small runs: MIG slices against sharing", __doc__ or "", [figure], tables, records)
 
 
 def by_way(line: Line) -> list[Line]:

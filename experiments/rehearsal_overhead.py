@@ -14,6 +14,7 @@ rehearsal / plain, `buffer` is rehearsal - larger; (b + r) / b is counted. The c
 r and b are for each device, as in the paper (b = 56, r = 7 to 56; Bouvier et al., CCGrid 2024): the global batch is b x devices.
 """
 
+import functools
 import statistics
 import sys
 import time
@@ -29,10 +30,8 @@ from jaxmem.records import Found, Point, Record
 from jaxmem.rehearsal import Rehearsal, shards_of
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
-from jaxmem.report.experiment_page import Column, Line, Table
+from jaxmem.report.experiment_page import Column, Figure, Line, Table
 from jaxmem.spec import InputError
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 FLAGS = {
@@ -55,7 +54,7 @@ AHEAD = 2
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Topologies x places of the buffer x rows drawn."""
-    numbers = {name: whole(name, flags[name].value) for name in ("batch", "capacity", "every", "steps", "rounds")}
+    numbers = {name: experiment.whole(name, flags[name].value) for name in ("batch", "capacity", "every", "steps", "rounds")}
     if numbers["steps"] % numbers["every"]:
         raise InputError(f"--steps={numbers['steps']} is not a multiple of --every={numbers['every']}: rounds would have different "
                          f"numbers of draws; nearest: --steps={max(1, round(numbers['steps'] / numbers['every'])) * numbers['every']}")
@@ -63,11 +62,11 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
     for topology in flags.topology.split("|"):
         devices = parse_topology(topology).devices
         for memory in flags.memory.split("|"):
-            for r in flags.r.split("|"):
+            for r in experiment.wholes("r", flags.r):
                 point = experiment.point(
                     model=flags.model, optimizer=flags.optimizer, batch=numbers["batch"] * devices, seq=flags.seq or None,
                     topology=topology, plan=flags.plan, alone=True, seeded=True,
-                    settings={"r": whole("r", r), "memory": memory, **{k: numbers[k] for k in ("capacity", "every", "steps", "rounds")}})
+                    settings={"r": r, "memory": memory, **{k: numbers[k] for k in ("capacity", "every", "steps", "rounds")}})
                 shards = shards_of(Plan.parse(point.plan))
                 if problems := rehearsal_of(point).problems(batch=numbers["batch"] * devices, shards=shards):
                     raise InputError("\n".join(problems))
@@ -78,12 +77,6 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
 def rehearsal_of(point: Point) -> Rehearsal:
     s, devices = point.settings, parse_topology(point.topology).devices
     return Rehearsal.parse(f"r={s['r'] * devices},capacity={s['capacity'] * devices},every={s['every']},memory={s['memory']}")
-
-
-def whole(name: str, text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise InputError(f"--{name}={text}: expected a whole number, at least 1")
-    return int(text)
 
 
 # ---------------------------------------------------------------- one point
@@ -188,11 +181,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
                       x=Column(name="rows_ratio", head="(b + r) / b", unit="times"),
                       y=Column(name="rehearsal_ratio", head="step with / without", unit="times"),
                       panel=lambda line: (title(*where(line)), "x: estimate; y: measure"))
-    name = "Rehearsal: step time against (b + r) / b"
-    lead = "Each mark is a number of drawn rows. Where the rows alone make the cost, marks lie on x = y."
-    return {"index.html": page.render(name, __doc__ or "", [("Step time", lead, drawing(scatter, lines, alone=False))], tables, records),
-            "rehearsal.svg": drawing(scatter, lines), "table.md": page.markdown_page(name, __doc__ or "", tables, records, "rehearsal.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figure = Figure(heading="Step time", file="rehearsal.svg", draw=functools.partial(drawing, scatter, lines),
+                    lead="Each mark is a number of drawn rows. Where the rows alone make the cost, marks lie on x = y.")
+    return page.files("Rehearsal: step time against (b + r) / b", __doc__ or "", [figure], tables, records)
 
 
 def where(line: Line) -> tuple[str, str, int | None]:

@@ -18,6 +18,7 @@ Columns: `recomputed` is the matmul FLOPs of a step, over all devices, that come
 (estimate); `beyond none` is what the compiled step computes more than that of policy `none`, counted in its text (compile).
 """
 
+import functools
 import statistics
 import sys
 import time
@@ -33,10 +34,8 @@ from jaxmem.plan import Plan
 from jaxmem.records import PLAN, Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_figure import Scatter, drawing
-from jaxmem.report.experiment_page import Column, Line, Table
+from jaxmem.report.experiment_page import Column, Figure, Line, Table
 from jaxmem.spec import InputError
-from jaxmem.tabulate import row as flat
-from jaxmem.tabulate import to_csv
 from jaxmem.workload import Workload
 
 POLICIES = ("none", "dots", "attention", "block", "save:query_proj+out_proj", "offload:decoder_layer_input")
@@ -57,8 +56,7 @@ FLAGS = {
 
 def grid(flags: absl_flags.FlagValues) -> list[Point]:
     """Models x batches x topologies x policies."""
-    if not flags.steps.isdigit() or int(flags.steps) < 1:
-        raise InputError(f"--steps={flags.steps}: expected a whole number, at least 1")
+    steps = experiment.whole("steps", flags.steps)
     models = [(flags.model, flags.batch, flags.seq, True), (flags.compiled_model, flags.compiled_batch, flags.compiled_seq, False)]
     points = []
     for model, batches, seq, runs in (one for one in models if one[0]):
@@ -71,7 +69,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
                     points.append(experiment.point(
                         model=model, optimizer=flags.optimizer, batch=batch, seq=seq, topology=topology,
                         plan=",".join(filter(None, (flags.plan, f"remat={policy}"))), alone=here, seeded=here,
-                        settings={"how": "measure", "steps": int(flags.steps)} if here else {"how": "compile"}))
+                        settings={"how": "measure", "steps": steps} if here else {"how": "compile"}))
     return points
 
 
@@ -199,12 +197,9 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     scatter = Scatter(title="Memory against time, by rematerialization policy (lower and further left is better)",
                       x=Column(name="step_s", head="step time", unit="seconds"), mark="remat", row=row, panel=panel,
                       limit="usable_bytes", y=Column(name="peak_bytes", head="memory a device", unit="bytes"))
-    name = "Rematerialization: memory against time"
-    lead = ("Each mark is a policy. The dotted line joins those that no other beats in both memory and time. Axes do not begin at zero.")
-    return {"index.html": page.render(name, __doc__ or "", [("Memory against time", lead, drawing(scatter, lines, alone=False))], tables,
-                                      records),
-            "remat.svg": drawing(scatter, lines), "table.md": page.markdown_page(name, __doc__ or "", tables, records, "remat.svg"),
-            "results.csv": to_csv([flat(one) for one in records])}
+    figure = Figure(heading="Memory against time", file="remat.svg", draw=functools.partial(drawing, scatter, lines), lead="Each mark is a "
+                    "policy. The dotted line joins those that no other beats in both memory and time. Axes do not begin at zero.")
+    return page.files("Rematerialization: memory against time", __doc__ or "", [figure], tables, records)
 
 
 def in_order(lines: list[Line]) -> list[Line]:
@@ -222,13 +217,13 @@ def in_order(lines: list[Line]) -> list[Line]:
 
 def with_ratios(lines: list[Line]) -> list[Line]:
     """The lines with what policy `none` of the same workload and topology had in proportion, and the FLOPs beyond it."""
-    where = {"remat": "none"}
-    for name, ratio in (("peak_bytes", "memory_ratio"), ("step_s", "time_ratio"), ("compiled_flops", "compiled_recomputed_flops")):
-        for line, base in zip(lines, page.baseline(lines, SAME, where, name), strict=True):
-            own = line.get(name, page.NOTHING)
-            if own.number is not None and base:
-                value = own.number - base if name == "compiled_flops" else own.number / base
-                line[ratio] = page.Cell(value=value, source=own.source)
+    of_none = {name: page.baseline(lines, SAME, {"remat": "none"}, name) for name in ("peak_bytes", "step_s", "compiled_flops")}
+    for i, line in enumerate(lines):
+        line["memory_ratio"] = page.over(line.get("peak_bytes", page.NOTHING), of_none["peak_bytes"][i])
+        line["time_ratio"] = page.over(line.get("step_s", page.NOTHING), of_none["step_s"][i])
+        total, base = line.get("compiled_flops", page.NOTHING), of_none["compiled_flops"][i]
+        if total.number is not None and base is not None:
+            line["compiled_recomputed_flops"] = page.Cell(value=total.number - base, source=total.source)
     return lines
 
 

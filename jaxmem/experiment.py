@@ -10,6 +10,7 @@ The same command again goes on where it was stopped: a point whose key is on rec
 """
 
 import dataclasses
+import math
 import pathlib
 import shlex
 import signal
@@ -167,6 +168,31 @@ def _seeds(texts: Sequence[str]) -> list[int]:
         return list(dict.fromkeys(int(text) for text in texts)) or [0]
     except ValueError:
         raise InputError(f"--seeds={','.join(texts)}: expected whole numbers, as in 0,1,2") from None
+
+
+# ---------------------------------------------------------------- flags of a grid
+
+def whole(flag: str, text: str, least: int = 1) -> int:
+    """The whole number of a flag. Raises InputError."""
+    if not text.strip().isdecimal() or int(text) < least:
+        raise InputError(f"--{flag}={text}: expected a whole number, at least {least}")
+    return int(text)
+
+
+def wholes(flag: str, text: str) -> list[int]:
+    """`1|2|4`: whole numbers, at least 1. Raises InputError."""
+    return [whole(flag, part) for part in text.split("|")]
+
+
+def number(flag: str, text: str) -> float:
+    """The number of a flag, above 0. Raises InputError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise InputError(f"--{flag}={text}: expected a number above 0")
+    return value
 
 
 # ---------------------------------------------------------------- points

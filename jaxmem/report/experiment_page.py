@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxmem import spec
@@ -17,7 +17,7 @@ from jaxmem.report import pieces
 from jaxmem.report.markup import Markup, element
 from jaxmem.report.page import page
 from jaxmem.report.units import UNKNOWN, byte_unit, bytes_text, count_text, percent_text, seconds_text
-from jaxmem.tabulate import Interval, interval, row
+from jaxmem.tabulate import Interval, interval, row, to_csv
 
 Unit = Literal["bytes", "seconds", "flops", "count", "percent", "times", "loss", "words"]
 
@@ -57,6 +57,16 @@ class Table:
         """The source that all known numbers of a column share."""
         found = {cell.source for line in self.lines if (cell := line.get(column.name, NOTHING)).value is not None}
         return found.pop() if len(found) == 1 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """`draw(alone=...)`: the SVG, as a file of its own or as a part of the page. `file`: its name as a file; None: on the page alone."""
+
+    heading: str
+    lead: str
+    draw: Callable[..., str]
+    file: str | None = None
 
 
 def lines(records: Sequence[Record]) -> list[Line]:
@@ -141,10 +151,19 @@ def _told(table: Table, column: Column, line: Line) -> str:
     return cell_text(cell, column.unit).replace("|", "\\|") + own
 
 
-def markdown_page(title: str, doc: str, tables: Sequence[Table], records: Sequence[Record], figure: str) -> str:
+def files(title: str, doc: str, figures: Sequence[Figure], tables: Sequence[Table], records: Sequence[Record]) -> dict[str, str]:
+    """What an experiment writes, by file: the page, its figures, the tables as Markdown (with the first figure) and all records as CSV."""
+    first = next((one.file for one in figures if one.file), None)
+    return {"index.html": render(title, doc, [(one.heading, one.lead, one.draw(alone=False)) for one in figures], tables, records),
+            **{one.file: one.draw(alone=True) for one in figures if one.file},
+            "table.md": markdown_page(title, doc, tables, records, first), "results.csv": to_csv([row(one) for one in records])}
+
+
+def markdown_page(title: str, doc: str, tables: Sequence[Table], records: Sequence[Record], figure: str | None) -> str:
     """Tables and figure as one Markdown text."""
     question, _, rest = doc.strip().partition("\n")
-    parts = [f"# {title}\n", f"{question}\n", *(f"{paragraph}\n" for paragraph in paragraphs(rest)), f"![{title}]({figure})\n"]
+    parts = [f"# {title}\n", f"{question}\n", *(f"{paragraph}\n" for paragraph in paragraphs(rest))]
+    parts += [f"![{title}]({figure})\n"] if figure else []
     for table in tables:
         parts += [f"## {table.title}\n", f"{table.lead}\n", markdown(table)]
     parts += [f"{versions_text(records)}\n"]
@@ -218,3 +237,8 @@ def baseline(of: Sequence[Line], same: Sequence[str], where: Mapping[str, Any], 
         return [line.get(column, NOTHING).value for column in same]
     bases = [line for line in of if all(line.get(column, NOTHING).value == value for column, value in where.items())]
     return [next((base.get(name, NOTHING).number for base in bases if values(base) == values(line)), None) for line in of]
+
+
+def over(own: Cell, base: float | None) -> Cell:
+    """A number in proportion to a `baseline`; unknown where one of them is."""
+    return NOTHING if own.number is None or not base else Cell(value=own.number / base, source=own.source)
