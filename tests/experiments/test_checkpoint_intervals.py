@@ -1,11 +1,11 @@
 """A real run that is killed and started again, what is measured of it, the model replayed by hand, and the pages of records."""
 
+import functools
 import json
 import math
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import checkpoint_intervals as question
 from experiments.interrupted_runs import Life, interrupted, life, measured, repeated, replayed
@@ -13,15 +13,12 @@ from jaxmem import experiment
 from jaxmem.cost.checkpointing import Costs, expected, optimum
 from jaxmem.records import record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
 TINY = {"model": "decoder-tiny,layers=1", "batch": 4, "seq": 16, "topology": "cpu:2", "plan": "fsdp=2,step=split"}
 
 
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, question.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, question.EXPERIMENT)
 
 
 def test_the_grid_is_modes_by_intervals_by_failure_rates_and_one_run_without():

@@ -1,23 +1,19 @@
 """A pulse of the experiment, the levels it must reach on real digits, and what it makes of records."""
 
+import functools
 import json
 import pathlib
 
 import jax
 import pytest
-from absl import flags as absl_flags
 
 from experiments import class_incremental
 from jaxmem import experiment
 from jaxmem.records import record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
-
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, class_incremental.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, class_incremental.EXPERIMENT)
 
 
 def one_point(**values):

@@ -6,20 +6,17 @@ import xml.etree.ElementTree
 from fractions import Fraction
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import language_shift
 from jaxmem import experiment
 from jaxmem.continual import mixing
 from jaxmem.records import Point, read, record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
 
 def points(**given: str) -> list[Point]:
-    flags = absl_flags.FlagValues()
-    experiment.define(flags, language_shift.EXPERIMENT)
-    flags(["language_shift", *(f"--{name}={value}" for name, value in given.items())])
-    return list(language_shift.grid(flags))
+    return list(language_shift.grid(flags_of(language_shift.EXPERIMENT, **given)))
 
 
 def test_the_grid_is_the_table_of_two_phases():

@@ -1,12 +1,12 @@
 """A pulse of the experiment: 20 steps of one task with numbers of one's own; and what it makes of records."""
 
+import functools
 import json
 import pathlib
 import xml.etree.ElementTree as ElementTree
 
 import jax
 import pytest
-from absl import flags as absl_flags
 
 from experiments import learned_optimizers as learned
 from jaxmem import experiment
@@ -14,13 +14,9 @@ from jaxmem.optim.learned import weights
 from jaxmem.optim.learned.meta import tasks
 from jaxmem.records import record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
-
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, learned.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, learned.EXPERIMENT)
 
 
 @pytest.fixture

@@ -1,23 +1,19 @@
 """A pulse of many runs on two devices, the grid, and what the tables make of records."""
 
+import functools
 import json
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import many_runs
 from jaxmem import experiment
 from jaxmem.hardware import parse_topology
 from jaxmem.records import record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
-
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, many_runs.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, many_runs.EXPERIMENT)
 
 
 @pytest.mark.parametrize("how, devices", [

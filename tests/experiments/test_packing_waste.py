@@ -5,7 +5,6 @@ import json
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import packing_waste
 from jaxmem import experiment
@@ -15,15 +14,13 @@ from jaxmem.hardware import parse_topology
 from jaxmem.records import record
 from jaxmem.spec import InputError
 from jaxmem.verdict import usable
+from tests.experiments.given import flags_of
 
 GB = 10**9
 
 
 def points(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, packing_waste.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return packing_waste.grid(out)
+    return packing_waste.grid(flags_of(packing_waste.EXPERIMENT, **values))
 
 
 @pytest.fixture

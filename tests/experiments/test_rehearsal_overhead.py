@@ -1,22 +1,18 @@
 """A pulse of the experiment, and what its pages make of records."""
 
+import functools
 import json
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import rehearsal_overhead
 from jaxmem import experiment
 from jaxmem.records import record
 from jaxmem.spec import InputError
+from tests.experiments.given import flags_of
 
-
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, rehearsal_overhead.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, rehearsal_overhead.EXPERIMENT)
 
 
 def test_the_grid_is_topologies_by_memories_by_rows():

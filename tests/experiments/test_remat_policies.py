@@ -1,10 +1,10 @@
 """A pulse of the experiment: two policies of a tiny model, run here; and what it makes of records."""
 
+import functools
 import json
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from experiments import remat_policies
 from jaxmem import experiment
@@ -14,15 +14,12 @@ from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.records import record
 from jaxmem.workload import Workload
+from tests.experiments.given import flags_of
 
 WORKLOAD = {"model": "decoder-tiny,layers=1", "batch": 8, "seq": 32}
 
 
-def flags(**values):
-    out = absl_flags.FlagValues()
-    experiment.define(out, remat_policies.EXPERIMENT)
-    out(["x", *(f"--{name}={value}" for name, value in values.items())])
-    return out
+flags = functools.partial(flags_of, remat_policies.EXPERIMENT)
 
 
 def test_the_grid_is_models_by_batches_by_targets_by_policies():
