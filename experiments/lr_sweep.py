@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from absl import flags as absl_flags
 
 from jaxmem import experiment
+from jaxmem.colocate.packing import WAYS
 from jaxmem.hardware import parse_topology
 from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
@@ -27,7 +28,6 @@ from jaxmem.report.experiment_page import Column, Figure, Line, Table
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
 
-WAYS = ("vmapped", "parts", "one_after_another")
 FLAGS = {
     "topology": ("cpu:1", "where the runs train"),
     "lrs": ("0.0003|0.001|0.003|0.01|0.03", "learning rates, by |"),

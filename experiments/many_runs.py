@@ -96,11 +96,12 @@ def run(point: Point) -> Found:
 def compiled(workload: Workload, plan: Plan, topology: Topology, runs: int) -> Found:
     """`runs` runs in one program, for a target that is not here."""
     from jaxmem.colocate.fitting import try_runs
+    from jaxmem.verdict import usable_source
 
     tried, usable = try_runs(workload, plan, topology, runs)
     return Found(backend=tried.backend, values={
         "fits": ("yes" if tried.fits else "no", "compile"),
-        "peak_bytes": (tried.peak_bytes, "compile"), "usable_bytes": (usable, "compile"),
+        "peak_bytes": (tried.peak_bytes, "compile"), "usable_bytes": (usable, usable_source(topology)),
         "peak_bytes_a_run": (tried.peak_bytes / runs if tried.peak_bytes else None, "compile"), "round_s": (tried.step_s, "estimate"),
         "step_s_a_run": (tried.step_s / runs if tried.step_s else None, "estimate"),
         "tokens_per_s": (runs * workload.tokens / tried.step_s if tried.step_s else None, "estimate")})
@@ -109,13 +110,15 @@ def compiled(workload: Workload, plan: Plan, topology: Topology, runs: int) -> F
 def most(workload: Workload, plan: Plan, topology: Topology) -> Found:
     """The largest number of runs that the target holds in one program."""
     from jaxmem.colocate.fitting import largest, line, try_runs
+    from jaxmem.colocate.parts import parts_for
+    from jaxmem.verdict import usable_source
 
-    found = largest(lambda n: try_runs(workload, plan, topology, n), step=topology.devices // plan.devices, say=experiment.say)
+    found = largest(lambda n: try_runs(workload, plan, topology, n), step=parts_for(plan, topology), say=experiment.say)
     straight = line(found.tried)
     at_most = next((one.peak_bytes for one in found.tried if one.runs == found.runs), None)
     return Found(backend=found.tried[0].backend, values={
         "most_runs": (found.runs, "compile"), "next_does_not_fit": ("yes" if found.certain else "unknown", "compile"),
-        "usable_bytes": (found.usable_bytes, "compile"), "most_runs_bytes": (at_most, "compile"),
+        "usable_bytes": (found.usable_bytes, usable_source(topology)), "most_runs_bytes": (at_most, "compile"),
         "bytes_a_further_run": (straight[1] if straight else None, "compile"), "compiles": (len(found.tried), "compile")})
 
 

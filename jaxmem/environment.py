@@ -43,6 +43,11 @@ def versions() -> dict[str, str | None]:
     return own | {name: _version(*names) for name, names in _DISTRIBUTIONS.items()}
 
 
+def versions_text() -> str:
+    """`python 3.12.1, jaxmem 0.1.0, jax 0.12.0.1, ...`: of all that is installed."""
+    return ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+
+
 def accelerators(root: str = "/", environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:
     """The accelerators that this machine shows, by its device files; `root` is for tests."""
     found: list[Accelerator] = []

@@ -55,6 +55,11 @@ def usable(topology: Topology, mem_fraction: float) -> tuple[int | None, str | N
     return None, None
 
 
+def usable_source(topology: Topology) -> str:
+    """Where `usable` is from: a TPU's is its compiler's own, a GPU's follows from its pool and a reserve that is not measured."""
+    return "compile" if topology.chip.kind == "tpu" else "estimate"
+
+
 def gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
@@ -305,7 +310,7 @@ def assemble(artifacts: Mapping[str, Artifact], topology: Topology, *, mem_fract
     if out["verdict"] != "unknown":
         out["sources"]["verdict"] = "compile"
     if limit is not None:
-        out["sources"]["usable_bytes"] = "compile" if topology.chip.kind == "tpu" else "estimate"
+        out["sources"]["usable_bytes"] = usable_source(topology)
     if any(resident.values()):
         out["sources"]["resident"] = "estimate"
     return out

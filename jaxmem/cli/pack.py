@@ -9,8 +9,10 @@ compiled for the topology with one run and with two (--plan is of one run), and 
 slice that may hold it; programs that are recommended with more runs on a device are compiled with
 as many, and arranged again where they take more than the first two say. Bytes are the compiler's,
 seconds are predicted from its schedule; programs on one device are taken to take turns. --largest
-says instead how many runs of one workload fit in one program. Exit status 3: no way fits, or the
-best one could not be verified.
+says instead how many runs of one workload fit in one program.
+
+Exit status: 0 there is a way, 2 bad input, 3 none fits, or the best one could not be verified,
+4 unknown: a program did not compile, for another reason than memory.
 """
 
 import dataclasses
@@ -20,16 +22,17 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from jaxmem import environment
 from jaxmem.cli.tables import print_table
 from jaxmem.colocate import packing
-from jaxmem.hardware import parse_topology
+from jaxmem.hardware import Topology, parse_topology
 from jaxmem.plan import Plan
 from jaxmem.report.cells import Column
 from jaxmem.report.experiment_page import number_text
 from jaxmem.report.units import UNKNOWN, bytes_text, percent_text
 from jaxmem.spec import InputError, nearest
 
-NOT_FITTING = 3
+NOT_FITTING, UNKNOWABLE = 3, 4
 
 
 def define(flags: absl_flags.FlagValues) -> None:
@@ -44,7 +47,7 @@ def define(flags: absl_flags.FlagValues) -> None:
 
 
 def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
-    from jaxmem.colocate import mix
+    from jaxmem.colocate import fitting, mix
 
     if flags.prefer not in packing.PREFER:
         raise InputError(f"--prefer={flags.prefer}: throughput or isolation{nearest(flags.prefer, packing.PREFER)}")
@@ -53,8 +56,17 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
     topology = parse_topology(flags.topology)
     plan = Plan.parse(flags.plan)
     runs = [mix.Runs.parse(word) for word in words]
-    if flags.largest:
-        return largest(flags, runs, plan, topology)
+    try:
+        return (largest if flags.largest else recommend)(flags, runs, plan, topology)
+    except fitting.Unknown as error:
+        print(f"jaxmem pack: unknown, because a program did not compile: {error}", file=sys.stderr)
+        return UNKNOWABLE
+
+
+def recommend(flags: absl_flags.FlagValues, runs: list[Any], plan: Plan, topology: Topology) -> int:
+    from jaxmem.colocate import mix
+    from jaxmem.verdict import usable_source
+
     found = mix.compiled(runs, plan, topology, mem_fraction=flags.mem_fraction, timeout_s=flags.timeout, progress=to_stderr)
     checked = mix.recommended(found, runs, plan, topology, prefer=flags.prefer, mem_fraction=flags.mem_fraction, timeout_s=flags.timeout,
                               progress=to_stderr)
@@ -65,19 +77,21 @@ def run(flags: absl_flags.FlagValues, words: list[str]) -> int:
                           "problem": checked.problem, "reasons": advice.reasons,
                           "programs": [dataclasses.asdict(one) | {"slices": dict(one.slices)} for one in found.programs],
                           "arrangements": [dataclasses.asdict(one) | {"waste": one.waste} for one in ways],
-                          "sources": {"bytes": "compile", "seconds": "estimate"}}))
+                          "versions": environment.versions(),
+                          "sources": {"bytes": "compile", "seconds": "estimate", "usable_bytes": usable_source(topology)}}))
     else:
-        show(checked, topology.text)
+        show(checked, topology.text, usable_source(topology))
     return 0 if advice.best else NOT_FITTING
 
 
-def show(checked: Any, topology: str) -> None:
+def show(checked: Any, topology: str, usable_source: str) -> None:
     found, ways, advice = checked.mix, checked.ways, checked.advice
     right = ["runs", "first run", "each further", "step", "each further "]
     print_table([Column(head="program"), *(Column(head=head, align="right") for head in right)],
                 [[one.name, str(one.count), bytes_text(one.bytes(1)), bytes_text(one.each_bytes), number_text(one.first_s, "seconds"),
                   number_text(one.more_s, "seconds")] for one in found.programs])
-    print(f"memory: compile, for {found.backend}; seconds: estimate; {bytes_text(found.usable_bytes)} usable a device\n")
+    print(f"memory: compile, for {found.backend}; seconds: estimate; {bytes_text(found.usable_bytes)} usable a device ({usable_source})\n"
+          f"{environment.versions_text()}\n")
     print_table([Column(head="way"), Column(head="devices", align="right"), Column(head="a step of every run", align="right"),
                  Column(head="unused", align="right"), Column(head="on the first device")],
                 [[one.how, str(len(one.devices)) if one.devices else UNKNOWN, number_text(one.round_s, "seconds"),
@@ -98,24 +112,26 @@ def counted(device: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
     return list(out.items())
 
 
-def largest(flags: absl_flags.FlagValues, runs: list[Any], plan: Plan, topology: Any) -> int:
+def largest(flags: absl_flags.FlagValues, runs: list[Any], plan: Plan, topology: Topology) -> int:
     from jaxmem.colocate import fitting
+    from jaxmem.colocate.parts import parts_for
+    from jaxmem.verdict import usable_source
 
     if len(runs) != 1:
         raise InputError(f"--largest takes one workload, not {len(runs)}")
-    groups, rest = divmod(topology.devices, plan.devices)
-    if rest:
-        raise InputError(f"{plan.product()} uses {plan.devices} devices a run, which do not divide the {topology.devices} of {topology}")
+    groups = parts_for(plan, topology)
     found = fitting.largest(lambda n: fitting.try_runs(runs[0].workload, plan, topology, n, mem_fraction=flags.mem_fraction,
                                                        timeout_s=flags.timeout, progress=to_stderr), step=groups)
     if flags.json:
-        print(json.dumps({"topology": topology.text, **dataclasses.asdict(found), "sources": {"peak_bytes": "compile",
-                                                                                                   "step_s": "estimate"}}))
+        print(json.dumps({"topology": topology.text, "plan": str(plan), **dataclasses.asdict(found), "versions": environment.versions(),
+                          "sources": {"runs": "compile", "peak_bytes": "compile", "step_s": "estimate",
+                                      "usable_bytes": usable_source(topology)}}))
     else:
         print_table([Column(head="runs", align="right"), Column(head="memory a device", align="right"), Column(head="fits")],
                     [[str(one.runs), number_text(one.peak_bytes, "bytes"), "yes" if one.fits else "no"] for one in found.tried])
-        print(f"{found.runs} runs of {runs[0].workload} fit {topology} in one program ({bytes_text(found.usable_bytes)} usable a device; "
-              f"{found.runs + groups} {'were tried and do not' if found.certain else 'were not tried'}; compile)")
+        print(f"{found.runs} runs of {runs[0].workload} fit {topology} in one program ({bytes_text(found.usable_bytes)} usable a device, "
+              f"{usable_source(topology)}; {found.runs + groups} {'were tried and do not' if found.certain else 'were not tried'})\n"
+              f"memory: compile, for {found.tried[0].backend}; {environment.versions_text()}")
     return 0 if found.runs else NOT_FITTING
 
 

@@ -19,6 +19,10 @@ BY_LINE = 7
 MOST_RUNS = 65536
 
 
+class Unknown(RuntimeError):
+    """Neither fits nor does not: the compiler gave no figures, or had no time left."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
     """`runs` in one program: its peak on the fullest device (compile; None where the compiler gave none), a step of it (estimate)."""
@@ -45,7 +49,7 @@ def try_runs(workload: Workload, plan: Plan, topology: Topology, runs: int, *, m
              progress: Callable[[str], None] = lambda line: None) -> tuple[Tried, int]:
     """The train step of `runs` runs compiled for the topology, which need not be here; and the usable bytes of a device.
 
-    Raises InputError for CPU, whose memory is nobody's, and RuntimeError for a program that compiles for another reason than memory not.
+    Raises InputError for CPU, whose memory is nobody's, and Unknown for a program that does not compile for another reason than memory.
     """
     from jaxmem.targets.compile import Request, compile_programs
     from jaxmem.targets.flags import flags_for
@@ -61,7 +65,7 @@ def try_runs(workload: Workload, plan: Plan, topology: Topology, runs: int, *, m
     artifacts = compile_programs(request, timeout_s=timeout_s, jobs=1, progress=progress)
     found = assemble(artifacts, topology, mem_fraction=mem_fraction, flags=flags, resident={}, model_flops=None)
     if found["verdict"] == "unknown":
-        raise RuntimeError("; ".join(found["problems"]) or "the compiler gave no figures")
+        raise Unknown("; ".join(found["problems"]) or "the compiler gave no figures")
     fits = found["verdict"] in ("fits", "tight")
     worst = artifacts[found["worst_program"]].result
     return Tried(runs=runs, fits=fits, peak_bytes=found["peak_bytes"] or worst.get("oom_bytes"), step_s=found["step_s"] if fits else None,

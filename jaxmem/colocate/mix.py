@@ -12,7 +12,7 @@ from typing import Literal
 from jaxmem.chips import CHIPS
 from jaxmem.colocate import packing, slices
 from jaxmem.colocate.fitting import Tried, try_runs
-from jaxmem.colocate.parts import part_of
+from jaxmem.colocate.parts import part_of, parts_for
 from jaxmem.hardware import Topology
 from jaxmem.plan import Plan
 from jaxmem.spec import InputError
@@ -53,12 +53,10 @@ def compiled(mix: Sequence[Runs], plan: Plan, topology: Topology, *, mem_fractio
              with_slices: bool = True, progress: Callable[[str], None] = lambda line: None) -> Mix:
     """Compiles the train step of each workload with one run and with two on one part, and `with_slices` with one on the smallest MIG slice
     that may hold it. Raises InputError, also for a run that does not fit at all."""
-    if topology.devices % plan.devices:
-        raise InputError(f"{plan.product()} uses {plan.devices} devices a run, which do not divide the {topology.devices} of {topology}")
+    parts = parts_for(plan, topology)
     limit, _ = usable(topology, mem_fraction)
     if limit is None:
         raise InputError(f"{topology} has no memory of its own to share out; give a TPU or a GPU, as in v5e-8 or h100:1")
-    parts = topology.devices // plan.devices
     part = part_of(topology, parts)
     profiles = slices_of(topology, mem_fraction) if plan.devices == 1 and with_slices else []
     programs, backend = [], ""

@@ -17,7 +17,9 @@ from typing import Literal
 from jaxmem.colocate.slices import Profile, rigid
 from jaxmem.spec import InputError, nearest
 
-How = Literal["one_after_another", "vmapped", "parts", "mig"]
+Way = Literal["vmapped", "parts", "one_after_another"]  # in which one process trains runs
+WAYS: tuple[Way, ...] = ("vmapped", "parts", "one_after_another")
+How = Literal[Way, "mig"]
 PREFER = ("throughput", "isolation")
 Held = dict[str, int]  # what a device holds: program -> runs
 GiB = 2**30

@@ -16,6 +16,14 @@ from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
 
+def parts_for(plan: Plan, topology: Topology) -> int:
+    """How many runs the topology has devices for; `plan` is of one. Raises InputError where some would be left over."""
+    parts, rest = divmod(topology.devices, plan.devices)
+    if rest or not parts:
+        raise InputError(f"{plan.product()} uses {plan.devices} devices a run, which do not divide the {topology.devices} of {topology}")
+    return parts
+
+
 def part_of(topology: Topology, parts: int) -> Topology:
     """One of `parts` equal parts: a box of a TPU slice's chips, GPUs of one host or whole hosts. Raises InputError where there is none."""
     return dataclasses.replace(topology, shape=box(topology, parts))

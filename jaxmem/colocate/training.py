@@ -14,7 +14,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmem import schedules, step
 from jaxmem.colocate import parts, vmapped
+from jaxmem.colocate.packing import WAYS, Way
 from jaxmem.data import Batches, open_for
 from jaxmem.data.batches import eval_batches
 from jaxmem.data.rows import Data
@@ -33,8 +34,6 @@ from jaxmem.spec import InputError, nearest
 from jaxmem.targets.child import memory_of
 from jaxmem.workload import Workload
 
-How = Literal["vmapped", "parts", "one_after_another"]
-HOW = ("vmapped", "parts", "one_after_another")
 AHEAD = 2  # rounds dispatched before the oldest one's losses are fetched
 BLOCK = 8  # rounds whose data is read before their clock starts: read between rounds, devices would work while it stands still
 
@@ -75,7 +74,7 @@ class Lane:
     state: Any = None
 
 
-def train_many(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], *, how: How, steps: int, data: str = "synthetic",
+def train_many(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], *, how: Way, steps: int, data: str = "synthetic",
                schedule: str = "constant", warmup: int = 0, eval_rows: int = 0) -> Trained:
     """Trains all of `runs` for `steps` steps on the devices that are here; `plan` is of one run. Raises InputError.
 
@@ -100,8 +99,8 @@ def train_many(workload: Workload, plan: Plan, topology: Topology, runs: Sequenc
 
 
 def check(plan: Plan, runs: Sequence[Run], *, how: str, steps: int, workload: Workload) -> None:
-    if how not in HOW:
-        raise InputError(f"how={how}: expected one of {', '.join(HOW)}{nearest(how, HOW)}")
+    if how not in WAYS:
+        raise InputError(f"how={how}: expected one of {', '.join(WAYS)}{nearest(how, WAYS)}")
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps: at least 1 of each")
     if plan.step != "fused":
@@ -122,7 +121,7 @@ class Wave:
     setup_s: float
 
 
-def waves(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], how: How, names: Sequence[str]) -> Iterator[Wave]:
+def waves(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run], how: Way, names: Sequence[str]) -> Iterator[Wave]:
     ready = time.perf_counter()
     devices = jax.devices()[:topology.devices]
     everyone = range(len(runs))
@@ -134,7 +133,7 @@ def waves(workload: Workload, plan: Plan, topology: Topology, runs: Sequence[Run
                  zip(parts.programs(workload, plan, topology, len(runs), devices), runs, strict=True)]
         yield started(lanes, [[i] for i in everyone], workload, ready)
     else:
-        one = parts.part_of(topology, vmapped.groups_of(plan, topology, topology.devices // plan.devices or 1))
+        one = parts.part_of(topology, parts.parts_for(plan, topology))
         built = step.build(workload, plan, one, parts.groups(topology, topology.devices // one.devices, devices)[0])
         programs = compiled(built, names)
         for i in everyone:

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem import step
-from jaxmem.colocate.parts import part_of
+from jaxmem.colocate.parts import part_of, parts_for
 from jaxmem.hardware import Topology
 from jaxmem.plan import Plan
 from jaxmem.spec import InputError
@@ -50,9 +50,7 @@ def groups_of(plan: Plan, topology: Topology, runs: int) -> int:
     """Groups of devices that hold `runs / groups` runs each. Raises InputError where they cannot."""
     if runs < 1:
         raise InputError(f"{runs} runs: at least 1")
-    groups, rest = divmod(topology.devices, plan.devices)
-    if rest or not groups:
-        raise InputError(f"{plan.product()} uses {plan.devices} devices a run, which do not divide the {topology.devices} of {topology}")
+    groups = parts_for(plan, topology)
     if runs % groups:
         below, above = runs // groups * groups, -(-runs // groups) * groups
         near = " or ".join(map(str, filter(None, (below, above))))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jaxmem import environment
 from jaxmem.cli import main as cli
 from jaxmem.colocate import fitting, mix, packing
 from jaxmem.colocate.fitting import Tried
@@ -79,15 +80,31 @@ def test_what_does_not_fit_at_all(compiler, capsys):
 def test_the_table_says_what_numbers_are(compiler, capsys):
     assert cli.main(["pack", "--topology=h100:1", f"4*{TINY}"]) == 0
     out = capsys.readouterr().out
-    assert "memory: compile" in out and "seconds: estimate" in out and "Recommended on h100:1: vmapped" in out
+    assert "memory: compile, for x" in out and "seconds: estimate" in out and "usable a device (estimate)" in out
+    assert "Recommended on h100:1: vmapped" in out
     assert "2.50 times the throughput of one after another" in out and "4 x decoder-tiny" in out
+    assert environment.versions_text() in out and f"jaxmem {environment.versions()['jaxmem']}, jax " in out
+    found = packed(capsys, "--topology=h100:1", TINY)[1]
+    assert found["versions"] == environment.versions() and found["sources"]["usable_bytes"] == "estimate"
+    assert packed(capsys, "--topology=v5e-8", TINY)[1]["sources"]["usable_bytes"] == "compile"  # a TPU's is its compiler's own
 
 
 def test_the_largest_number(compiler, capsys):
     status, found = packed(capsys, "--topology=v5e-1", "--largest", TINY)
     assert status == 0 and (found["runs"], found["certain"]) == (16, True)  # 16.9 GB are usable
     assert cli.main(["pack", "--topology=v5e-8", "--largest", TINY]) == 0
-    assert "fit v5e-8 in one program" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "fit v5e-8 in one program" in out and "usable a device, compile; " in out and environment.versions_text() in out
+
+
+@pytest.mark.parametrize("words", [(), ("--largest",)])
+def test_what_does_not_compile_is_unknown(monkeypatch, capsys, words):
+    def try_runs(workload, plan, topology, runs, **_):
+        raise fitting.Unknown("train: timeout: no result within 5 s")
+    monkeypatch.setattr(mix, "try_runs", try_runs)
+    monkeypatch.setattr(fitting, "try_runs", try_runs)
+    assert cli.main(["pack", "--topology=v5e-1", *words, TINY]) == 4
+    assert capsys.readouterr().err == "jaxmem pack: unknown, because a program did not compile: train: timeout: no result within 5 s\n"
 
 
 # ---------------------------------------------------------------- the recommendation is compiled
