@@ -11,7 +11,8 @@ same batches. The configuration with the lowest mean validation loss is chosen; 
 
 Methods: `adam` has its learning rate tuned over 5 values; `adamw` over the same 5 with 4 weight decays (20 configurations); `untrained`
 is the learned rule with its initial numbers, its learning rate tuned over 5 values; `learned` is the same with trained numbers, and
-no other configuration. Adam and AdamW are optax's. `untrained+wd` and `learned+wd` have AdamW's 4 weight decays as well.
+no other configuration. Adam and AdamW are optax's. `untrained+wd` and `learned+wd` have AdamW's 4 weight decays as well. `learned+bf16`
+and `learned+int8` keep their momenta in fewer bits, from the same seeds: what they lose to `learned` is what that costs.
 
 Intervals: 95% over the seeds, Student's t; ratios are taken seed by seed, so that what a seed does to every method cancels. They say
 nothing of the rows that happen to be in the test part.
@@ -43,7 +44,8 @@ DECAYS = (0.03, 0.1, 0.3, 1.0)
 # of a rule whose step has a root mean square of one, and of one that has its own size at 1
 RULE_LRS = {"celo": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "small_fc": (0.1, 0.3, 1.0, 3.0, 10.0), "small_fc_nominal": (0.1, 0.3, 1.0, 3.0, 10.0)}
 METHODS = {"adam": "Adam", "adamw": "AdamW", "untrained": "untrained", "learned": "learned", "untrained+wd": "untrained+wd",
-           "learned+wd": "learned+wd"}
+           "learned+wd": "learned+wd", "learned+bf16": "learned, momenta in bf16",
+           "learned+int8": "learned, momenta in int8"}
 DEFAULT = "adam|adamw|untrained|learned"
 SHIPPED = "shipped"
 UNUSED = "not used: every task has its own network"
@@ -76,7 +78,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
     points = []
     for task in tasks:
         for method in methods:
-            plain = method.removesuffix("+wd")
+            plain = method.partition("+")[0]
             rule = {} if plain.startswith("adam") else {"rule": flags.rule}
             lrs = refined(RULE_LRS[flags.rule] if rule else ADAM_LRS, numbers["refine"])
             decays = DECAYS if method == "adamw" or method.endswith("+wd") else (0.0,)
@@ -167,8 +169,10 @@ def optimizer(settings: Any) -> Any:
     make = {"celo": scale_by_celo, "small_fc": scale_by_small_fc, "small_fc_nominal": scale_by_small_fc_nominal}[rule]
     numbers = weights.load(path_of(settings["weights"], rule), rule) if trained(method) else weights.initial(rule, jax.random.key(0))
     decayed = method.endswith("+wd")
+    moments = next((kind for kind in ("bf16", "int8") if method.endswith(f"+{kind}")), "f32")
     return lambda schedule, weight_decay: optax.chain(
-        make(numbers), optax.add_decayed_weights(weight_decay) if decayed else optax.identity(), optax.scale_by_learning_rate(schedule))
+        make(numbers, moments=moments), optax.add_decayed_weights(weight_decay) if decayed else optax.identity(),
+        optax.scale_by_learning_rate(schedule))
 
 
 def edge(lr: float, lrs: Sequence[float]) -> str:

@@ -6,6 +6,7 @@ import pathlib
 import xml.etree.ElementTree as ElementTree
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments import learned_optimizers as learned
@@ -135,3 +136,10 @@ def test_the_figure_marks_every_ratio():
     marks = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}title")]
     assert marks == ["segment, AdamW: 1", "segment, learned (seed0): 1.55", "segment, learned (seed1): 1.1",
                      "milton4, learned (seed1): 0.9"]
+
+
+@pytest.mark.parametrize(("method", "dtype"), [("learned", "float32"), ("learned+bf16", "bfloat16"), ("learned+int8", "int8")])
+def test_momenta_are_kept_as_the_method_says(method, dtype):
+    make = learned.optimizer({"method": method, "rule": "celo", "weights": learned.SHIPPED})
+    state = make(0.01, 0.0).init({"w": jnp.ones((3, 4))})
+    assert str(state[0].momenta["w"].dtype) == dtype
