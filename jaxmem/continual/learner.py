@@ -28,7 +28,7 @@ from jaxmem.continual.methods import Method
 from jaxmem.continual.step import State, make_step
 from jaxmem.continual.tasks import Labelled, Task, joined
 from jaxmem.data.rehearsal.programs import batch_axes, shards_on
-from jaxmem.optim.dims import names
+from jaxmem.optim.dims import names, owner_of
 from jaxmem.optim.transforms import standard_promotion
 from jaxmem.spec import InputError
 
@@ -149,9 +149,8 @@ def like_parameters(tree: Any, params: Any, shardings: Any, otherwise: NamedShar
     own = {names(path): (leaf.shape, sharding) for (path, leaf), sharding in zip(flat, where, strict=True)}
 
     def of(path: tuple, leaf: Any) -> Any:
-        parts = names(path)
-        found = next((own[parts[i:]] for i in range(len(parts)) if parts[i:] in own), None)
-        return found[1] if found and found[0] == leaf.shape else otherwise
+        owner = owner_of(names(path), own)
+        return own[owner][1] if owner and own[owner][0] == leaf.shape else otherwise
     return jax.tree_util.tree_map_with_path(of, tree)
 
 

@@ -1,5 +1,8 @@
 """Which dims each leaf of an optimizer's state has, so that it is split like the parameter it belongs to."""
 
+from collections.abc import Container, Mapping
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -11,6 +14,11 @@ def names(path: tuple) -> Path:
     return tuple(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
+def owner_of(path: Path, params: Container[Path]) -> Path | None:
+    """The parameter that a leaf of an optimizer's state belongs to: the one whose path ends the leaf's own. None for counters."""
+    return next((path[i:] for i in range(len(path)) if path[i:] in params), None)
+
+
 def state_dims(path: Path, shape: tuple[int, ...], params: dict[Path, tuple[tuple[int, ...], tuple[str, ...]]]
                ) -> tuple[tuple[str | None, ...], Path | None]:
     """Dims of one leaf of an optimizer's state, and the parameter it belongs to (None for counters).
@@ -19,7 +27,7 @@ def state_dims(path: Path, shape: tuple[int, ...], params: dict[Path, tuple[tupl
     arXiv 1804.04235) that shape without its largest or second largest dim, or one element where nothing is kept. A learned rule's
     are described in `learned_dims`; its weights are constants. Raises ValueError for a shape that none of these explains.
     """
-    owner = next((path[i:] for i in range(len(path)) if path[i:] in params), None)
+    owner = owner_of(path, params)
     if owner is None:
         if "weights" in path:
             return (None,) * len(shape), None
@@ -67,3 +75,15 @@ def flatten(tree: object) -> dict[Path, jax.ShapeDtypeStruct]:
 
 def flatten_dims(tree: object) -> dict[Path, tuple[str, ...]]:
     return {names(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, tuple))[0]}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"blocks/mlp/up": x}` -> `{"blocks": {"mlp": {"up": x}}}`."""
+    out: dict[str, Any] = {}
+    for path, value in flat.items():
+        *above, last = path.split("/")
+        inner = out
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return out

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxmem import step
-from jaxmem.checkpoint.formats.reading import nested
 from jaxmem.continual import growth
 from jaxmem.hardware import parse_topology
 from jaxmem.models.configs import MODELS, DecoderConfig, parameter_shapes
 from jaxmem.optim.configs import OPTIMIZERS
+from jaxmem.optim.dims import nested
 from jaxmem.plan import Plan
 from jaxmem.workload import Workload
 

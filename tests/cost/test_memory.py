@@ -18,7 +18,7 @@ from jaxmem.models.configs import parameter_shapes
 from jaxmem.models.decoder import Decoder
 from jaxmem.optim import transforms
 from jaxmem.optim.configs import OPTIMIZERS
-from jaxmem.optim.dims import flatten, state_dims
+from jaxmem.optim.dims import flatten, nested, state_dims
 from jaxmem.plan import Plan
 from jaxmem.rules import rules
 from jaxmem.sharding import sharding_for
@@ -27,23 +27,12 @@ from jaxmem.workload import Workload
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
-def nested(shapes, leaf):
-    out = {}
-    for path, (shape, dims) in shapes.items():
-        *parents, name = path.split("/")
-        at = out
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[name] = leaf(shape, dims)
-    return out
-
-
 def real_bytes(workload, plan):
     """Bytes of one device's shards of the real optimizer's state and of parameters, by jax's own shard shapes."""
     mesh = AbstractMesh(tuple(plan.sizes.values()), tuple(plan.sizes))
     shapes = parameter_shapes(workload.model)
-    params = nested(shapes, lambda shape, dims: jax.ShapeDtypeStruct(shape, DTYPES[plan.params]))
-    dims = nested(shapes, lambda shape, dims: dims)
+    params = nested({path: jax.ShapeDtypeStruct(shape, DTYPES[plan.params]) for path, (shape, _) in shapes.items()})
+    dims = nested({path: dims for path, (_, dims) in shapes.items()})
     known = {tuple(path.split("/")): value for path, value in shapes.items()}
 
     def of(leaf, leaf_dims, what):

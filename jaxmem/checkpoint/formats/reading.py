@@ -7,7 +7,7 @@ transformers does for Llama, GPT-2, Qwen2 and Qwen3. What is read is checked who
 import contextlib
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxmem.checkpoint.formats import config_json, turning
 from jaxmem.checkpoint.formats.folder import DTYPES, Folder, Index, read_json
 from jaxmem.checkpoint.formats.layouts import HUGGING_FACE, Place, by_layer, expected, places
 from jaxmem.models.configs import DecoderConfig, ModelConfig
-from jaxmem.optim.dims import flatten
+from jaxmem.optim.dims import flatten, nested
 from jaxmem.spec import InputError
 
 Params = dict[str, Any]
@@ -70,18 +70,6 @@ def read_into(folder: pathlib.Path | str, config: ModelConfig, targets: Any, *, 
             if on_read:
                 on_read(files.bytes_read - before)
     return nested(params)
-
-
-def nested(flat: Mapping[str, Any]) -> Params:
-    """`{"blocks/mlp/up": x}` -> `{"blocks": {"mlp": {"up": x}}}`."""
-    out: Params = {}
-    for path, value in flat.items():
-        *above, last = path.split("/")
-        inner = out
-        for name in above:
-            inner = inner.setdefault(name, {})
-        inner[last] = value
-    return out
 
 
 # ---------------------------------------------------------------- pieces

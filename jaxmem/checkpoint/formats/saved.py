@@ -10,10 +10,10 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmem.checkpoint.digest import digests
-from jaxmem.checkpoint.formats.reading import nested
 from jaxmem.checkpoint.formats.writing import Later
 from jaxmem.checkpoint.store import committed_steps, read_meta, read_tree
 from jaxmem.models.configs import parameter_shapes
+from jaxmem.optim.dims import nested
 from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 

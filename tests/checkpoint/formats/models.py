@@ -5,8 +5,8 @@ import math
 import ml_dtypes
 import numpy as np
 
-from jaxmem.checkpoint.formats.reading import nested
 from jaxmem.models.configs import MODELS, parameter_shapes
+from jaxmem.optim.dims import nested
 from jaxmem.spec import parse_preset
 
 TINY = {
