@@ -96,7 +96,8 @@ def run(point: Point) -> Found:
         found = interrupted_runs.interrupted(arguments, top / "run", mtbf_s=of["mtbf_s"] or math.inf, seed=point.seed)
     finally:
         shutil.rmtree(top, ignore_errors=True)
-    return Found(backend="cpu", values=values(found, steps=steps, every=every, mtbf_s=of["mtbf_s"]))
+    backend = next(event["backend"] for event in found.events if event["kind"] == "start")
+    return Found(backend=backend, values=values(found, steps=steps, every=every, mtbf_s=of["mtbf_s"]))
 
 
 def values(found: Interrupted, *, steps: int, every: int, mtbf_s: float) -> dict[str, tuple[Any, Any]]:

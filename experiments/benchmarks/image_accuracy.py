@@ -90,10 +90,10 @@ def main(argv: list[str]) -> None:
     text = table({preset: accuracies(preset, [int(seed) for seed in _SEEDS.value]) for preset in _ONLY.value or ROWS})
     print(text)
     if _DOCS.value:
-        versions = ", ".join(f"{name} {version}" for name, version in environment.versions().items() if version)
         pathlib.Path(_DOCS.value).write_text(
             "# Classifiers of images: held-out accuracy\n\nWhat `python -m experiments.benchmarks.image_accuracy` found on CPU "
-            f"({versions}). Accuracy is measured on the held-out twentieth, so few images that a difference of some of them says nothing. "
+            f"({environment.versions_text()}). Accuracy (measure, cpu) is that on the held-out twentieth, so few images that a difference "
+            "of some of them says nothing. "
             "Intervals are 95% over seeds (initialisation and order of the data), not over images. Nothing was tuned.\n\n"
             f"{text}\n", encoding="utf-8")
 

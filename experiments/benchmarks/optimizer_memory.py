@@ -4,10 +4,10 @@ Command: `python -m experiments.benchmarks.optimizer_memory` (seconds; nothing i
          `--docs=docs/optimizer_memory.md`
 Expected: AdamW keeps 8 bytes, a learned rule 16.03, 10.03 with bf16 momenta and 7.04 with int8; gradients and parameters (f32) apart.
 
-Exact: the shapes that each optimizer's own `init` gives for the model's parameters (`jax.eval_shape`). 8-bit Adam and Shampoo are not
-in optax: their rows are computed by the formula beside them. Attention weights are taken as matrices, heads and their size as one dim,
-as the literature counts; `--attention=split` takes them as the model here holds them, (embed, heads, head_dim), where Adafactor finds
-no two dims of 128 and keeps full second moments.
+Exact (estimate: nothing is compiled): the shapes that each optimizer's own `init` gives for the model's parameters (`jax.eval_shape`).
+8-bit Adam and Shampoo are not in optax: their rows are computed by the formula beside them. Attention weights are taken as matrices,
+heads and their size as one dim, as the literature counts; `--attention=split` takes them as the model here holds them, (embed, heads,
+head_dim), where Adafactor finds no two dims of 128 and keeps full second moments.
 """
 
 import math
@@ -20,9 +20,11 @@ import jax.numpy as jnp
 import optax
 from absl import app, flags
 
+from jaxmem import environment
 from jaxmem.models.configs import MODELS, parameter_shapes
 from jaxmem.optim import transforms
 from jaxmem.optim.configs import OPTIMIZERS
+from jaxmem.optim.dims import nested
 from jaxmem.spec import parse_preset
 
 # row -> optimizer text, exact by the shapes of its state
@@ -35,17 +37,6 @@ ROWS = {
 # row -> optax transformation without a preset here
 OPTAX = {"sm3": lambda: optax.sm3(1.0), "schedule-free adamw": lambda: optax.contrib.schedule_free_adamw(1.0),
          "ademamix": lambda: optax.contrib.ademamix(1.0)}
-
-
-def nested(shapes: dict[str, tuple], leaf: Callable) -> dict:
-    out: dict = {}
-    for path, (shape, dims) in shapes.items():
-        *parents, name = path.split("/")
-        at = out
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[name] = leaf(shape, dims)
-    return out
 
 
 def flat(shape: tuple[int, ...], dims: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -61,12 +52,13 @@ def state_bytes(model: str, row: str, attention: Literal["flat", "split"] = "fla
     shapes = parameter_shapes(parse_preset(MODELS, model, what="model"))
     if attention == "flat":
         shapes = {path: flat(*value) for path, value in shapes.items()}
-    params = nested(shapes, lambda shape, _: jax.ShapeDtypeStruct(shape, jnp.float32))
+    params = nested({path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, (shape, _) in shapes.items()})
     if row in COMPUTED:
         return sum(COMPUTED[row](shape[1:] if dims[0] == "layers" else shape) * (shape[0] if dims[0] == "layers" else 1)
                    for shape, dims in shapes.values())
     if row in ROWS:
-        tx = transforms.build(parse_preset(OPTIMIZERS, ROWS[row], what="optimizer"), nested(shapes, lambda _, dims: dims))
+        tx = transforms.build(parse_preset(OPTIMIZERS, ROWS[row], what="optimizer"),
+                              nested({path: dims for path, (_, dims) in shapes.items()}))
     else:
         tx = OPTAX[row]()
     with jax.numpy_dtype_promotion("standard"):
@@ -119,9 +111,9 @@ def main(argv: list[str]) -> None:
     print(text)
     if _DOCS.value:
         pathlib.Path(_DOCS.value).write_text(
-            "# Bytes of optimizer state for each parameter\n\nExact, from the shapes of each optimizer's own state; \"computed\" rows by "
-            "the formulas in `experiments/benchmarks/optimizer_memory.py`.\nMade by `python -m experiments.benchmarks.optimizer_memory "
-            f"--attention={_ATTENTION.value}`.\n\n"
+            "# Bytes of optimizer state for each parameter\n\nExact, from the shapes of each optimizer's own state (estimate: nothing is "
+            "compiled); \"computed\" rows by the formulas in\n`experiments/benchmarks/optimizer_memory.py`. Made by `python -m "
+            f"experiments.benchmarks.optimizer_memory --attention={_ATTENTION.value}`;\n{environment.versions_text()}.\n\n"
             + text + "\n")
 
 

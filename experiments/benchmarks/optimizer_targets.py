@@ -124,11 +124,10 @@ def main(argv: list[str]) -> None:
     text = "\n\n".join(table(target, rows_of(target)) for target in _TARGETS.value)
     print(text)
     if _DOCS.value:
-        versions = ", ".join(f"{name} {value}" for name, value in environment.versions().items() if isinstance(value, str))
         command = f"python -m experiments.benchmarks.optimizer_targets --targets={','.join(_TARGETS.value)} --size={_SIZE.value}"
         lead = (__doc__ or "").rpartition("\n\n")[2].strip()
         pathlib.Path(_DOCS.value).write_text("# A learned optimizer's update on accelerators, compiled\n\n"
-                                             f"{lead}\nMade by `{command}`; {versions}.\n\n{text}\n")
+                                             f"{lead}\nMade by `{command}`; {environment.versions_text()}.\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ import optax
 from absl import app, flags
 from jax import lax
 
+from jaxmem import environment
 from jaxmem.optim.learned import accumulators, features
 from jaxmem.optim.learned import weights as learned_weights
 from jaxmem.optim.learned.celo import scale_by_celo
 from jaxmem.optim.learned.small_fc import scale_by_small_fc
+from jaxmem.running import measured
 
 _SIZES = flags.DEFINE_list("sizes", ["1024", "4096"], "rows (and columns) of the matrix, by comma")
 _REPEATS = flags.DEFINE_integer("repeats", 10, "timed steps of each; the least and the median are shown")
@@ -92,6 +94,7 @@ def candidates(size: int) -> list[Candidate]:
 
 def main(argv: list[str]) -> None:
     del argv
+    print(f"milliseconds: measure, {measured.backend()}; temporaries: compile; {environment.versions_text()}\n")
     print("| parameters | update | least ms | median ms | x adamw | least CPU ms | x adamw | temporaries B / parameter | compile s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for size in map(int, _SIZES.value):
