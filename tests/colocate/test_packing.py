@@ -115,6 +115,15 @@ def test_sharing_against_every_arrangement():
     assert min(more) >= 0 and max(more) <= 1 and sum(more) <= 2
 
 
+def test_the_largest_come_first_and_small_slices_lie_last():
+    """A 3g slice and four small ones fill a GPU: the large one begins at eighth 4, for beside one at 0 only three small ones have a place.
+    Freely shared, 6 + 4 and 6 + 4 fill two devices; beginning with the small ones they would take three."""
+    found, = rigid([7 * GB] * 4 + [28 * GB], H100)
+    assert {i: (profile.name, start) for i, profile, start in found} == {
+        4: ("3g.40gb", 4), **{i: ("1g.10gb", 3 - i) for i in range(4)}}
+    assert flexible([4, 4, 6, 6], 10) == [[2, 0], [3, 1]]
+
+
 def test_slices_waste_what_sharing_uses():
     """Two runs of 9.6 GB: no 1g.10gb holds one (7.85 GB of it are usable), so three 2-eighths slices take what seven runs could share."""
     sizes = [int(9.6 * GB)] * 6
@@ -152,6 +161,22 @@ def test_runs_have_devices_of_their_own_where_there_are_enough():
     assert (found.how, found.round_s, len(found.devices)) == ("parts", 1.0, 4)
     control = packing.one_after_another([program()], 4, 40)
     assert control.round_s == 1.0 and packing.one_after_another([program()], 1, 40).round_s == 4.0
+
+
+def test_the_largest_of_equally_long_runs_is_placed_first():
+    """7, 4, 3, 3, 3 into two devices of 10: with the small ones first there is no place for 7."""
+    mix = [Program(name=name, count=count, fixed_bytes=0, each_bytes=size, first_s=1.0, more_s=1.0)
+           for name, count, size in (("c", 3, 3), ("b", 1, 4), ("a", 1, 7))]
+    found = shared(mix, 2, 10)
+    assert sorted(found.devices) == [(("a", 1), ("c", 1)), (("b", 1), ("c", 2))] and found.round_s == 3.0
+
+
+def test_one_after_another_holds_the_largest_of_its_runs():
+    """A device in turn holds 10, 10 and 26 bytes, and so uses 26; two devices use what each has at most."""
+    mix = [program(count=2), Program(name="b", count=1, fixed_bytes=6, each_bytes=20, first_s=1.0)]
+    alone, two = (packing.one_after_another(mix, devices, 40) for devices in (1, 2))
+    assert (alone.used_bytes, alone.held_bytes, alone.round_s) == (26, 40, 3.0) and alone.waste == pytest.approx(1 - 26 / 40)
+    assert (two.used_bytes, two.held_bytes, two.round_s) == (36, 80, 2.0)
 
 
 def brute(programs: list[Program], devices: int, usable: int) -> float:
@@ -203,6 +228,8 @@ def test_slices_run_beside_each_other():
     assert "need 2 GPUs, and here are 1" in (sliced([dataclasses.replace(runs, count=8)], 1, H100, 60 * GB).problem or "")
     assert "no MIG slices" in (sliced([runs], 1, [], 60 * GB).problem or "")
     assert sliced([dataclasses.replace(runs, slices={})], 1, H100, 60 * GB).round_s is None
+    one, other = dataclasses.replace(runs, count=1), program("b", count=1, slice_bytes=GB)  # of whose slice nobody knows the seconds
+    assert sliced([one, other], 1, H100, 60 * GB).round_s is None and sliced([one], 1, H100, 60 * GB).round_s == 3.0
 
 
 # ---------------------------------------------------------------- the recommendation
@@ -227,5 +254,8 @@ def test_isolation_rules_out_one_program():
 def test_unknown_seconds_leave_the_number_of_devices():
     two = dataclasses.replace(ways(vmapped=None)[0], devices=((("a", 1),),) * 2)
     advice = recommend([two, *ways(mig=None)])
+    assert advice.best is not None and advice.best.how == "mig" and any("not known" in one for one in advice.reasons)
+    known = dataclasses.replace(two, round_s=1.0)  # the seconds of one way alone decide nothing
+    advice = recommend([known, *ways(mig=None)])
     assert advice.best is not None and advice.best.how == "mig" and any("not known" in one for one in advice.reasons)
     assert recommend([Arrangement(how="mig", problem="x")]).best is None
