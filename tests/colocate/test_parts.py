@@ -52,6 +52,8 @@ def test_parts_of_a_slice_are_boxes_of_its_grid():
         [(x + i, y + j) for j in (0, 1) for i in (0, 1)] for x in (0, 2) for y in (0, 2)]
     cores = parts.groups(parse_topology("tpu7x-8"), 4, tpu(2, 2, 1, per_chip=2))
     assert sorted(sorted(one.id for one in group) for group in cores) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    # devices that do not say where they are: both cores of a chip come one after the other
+    assert parts.groups(parse_topology("tpu7x-8"), 4, range(8)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_parts_of_hosts_are_neighbours():
