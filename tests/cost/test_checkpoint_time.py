@@ -1,5 +1,6 @@
 """Bytes of a checkpoint against the arrays themselves, and by Orbax's own rule for who writes what; seconds against sums by hand."""
 
+import dataclasses
 import math
 
 import jax
@@ -44,6 +45,18 @@ def test_hosts_share_the_writing_of_replicas():
         assert found.resident == pytest.approx(found.total / {"fsdp=16": 16, "data=2,fsdp=8": 8, "data=16": 1}[plan], rel=0.02)
 
 
+def test_copies_that_cannot_share_the_writing_are_written_by_the_hosts_of_the_first():
+    """Four hosts of two devices, two copies of four shards, and no dim of a shard is even: what the hosts hand over, by Orbax's rule."""
+    workload, plan = Workload.parse(model="mlp,layers=1,height=3,width=3,mlp=12,classes=5", batch=8), Plan.parse("data=2,fsdp=4")
+    found, handed = checkpoint_bytes(workload, plan, parse_topology("h100:4x2")), dict.fromkeys(jax.devices(), 0)
+    for leaf in jax.tree.leaves(step.build(workload, plan, HERE, jax.devices()).state):
+        array = jax.device_put(jax.numpy.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+        for one in get_replica_slices(array, replica_id=0, use_replica_parallel=True).replica_slices:
+            handed[one.unsliced_data.device] += math.prod(one.data().shape) * leaf.dtype.itemsize
+    hosts = [sum(handed[device] for device in jax.devices()[i:i + 2]) for i in range(0, 8, 2)]
+    assert found.host == max(hosts) and found.total == sum(hosts) and hosts[2] == 0 < hosts[1] < hosts[0]
+
+
 SIZE = CheckpointBytes(total=80 * 10**9, host=10 * 10**9, device=int(1.25e9), resident=5 * 10**9, gradients=10**9)
 H100 = parse_topology("h100:8x8")  # 64 GB/s to the host, 3.35 TB/s HBM
 
@@ -56,6 +69,10 @@ def test_writing_takes_as_long_as_the_narrowest_place():
     # eight hosts read 40 GB each: their devices' shards
     assert read_s(SIZE, H100, bytes_per_s=40e9, host_bytes_per_s=None) == pytest.approx(8 + 5 / 64, rel=1e-3)
     assert read_s(SIZE, H100, bytes_per_s=None, host_bytes_per_s=None) is None
+    # devices that hold the same 5 GB: of 10 GB in all no host reads more, however often its devices have them
+    copies = dataclasses.replace(SIZE, total=10 * 10**9)
+    assert read_s(copies, H100, bytes_per_s=40e9, host_bytes_per_s=None) == pytest.approx(2 + 5 / 64, rel=1e-9)
+    assert read_s(copies, H100, bytes_per_s=40e9, host_bytes_per_s=1e9) == pytest.approx(10 + 5 / 64, rel=1e-9)
 
 
 def test_costs_of_the_modes():
