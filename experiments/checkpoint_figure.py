@@ -8,11 +8,11 @@ from jaxmem.records import Record
 from jaxmem.report.experiment_drawing import ends, mark, stroke, svg
 from jaxmem.report.experiment_page import NOTHING, Line
 from jaxmem.report.markup import Markup, element
+from jaxmem.runs.settings import SNAPSHOTS
 
 WIDTH, HEIGHT, LEFT, RIGHT, ABOVE, BELOW = 300.0, 190.0, 58.0, 26.0, 44.0, 56.0
 OWN = (".line{fill:none;stroke-width:1.8}.whole{fill:none;stroke:var(--soft);stroke-opacity:.75;stroke-width:5;stroke-linecap:round}"
        ".kill{stroke:#b93012;stroke-dasharray:2 3;stroke-opacity:.8}")
-MODES = ("sync", "async", "lazy")
 LEGEND = 690.0  # pixels that it takes
 
 
@@ -23,10 +23,10 @@ def drawing(lines: Sequence[Line], costs: Mapping[str, Costs], share: float, *, 
     rates = sorted({line["mtbf_s"].value for line in lines})
     top = 70.0 if alone else 34.0
     parts: list[Markup] = []
-    for i, mode in enumerate(MODES):
+    for i, mode in enumerate(SNAPSHOTS):
         parts += [mark(i, 26.0 + 76 * i, top - 26), element("text", mode, x=38.0 + 76 * i, y=top - 22)]
-    parts.append(element("text", "marks: measure; lines: estimate, with a tick at the best interval", x=26.0 + 76 * len(MODES), y=top - 22,
-                         class_="small"))
+    parts.append(element("text", "marks: measure; lines: estimate, with a tick at the best interval",
+                         x=26.0 + 76 * len(SNAPSHOTS), y=top - 22, class_="small"))
     for j, rate in enumerate(rates):
         own = [line for line in lines if line["mtbf_s"].value == rate]
         parts.append(element("g", *panel(f"a failure every {rate:g} s", own, costs, rate, share),
@@ -54,7 +54,7 @@ def panel(name: str, lines: Sequence[Line], costs: Mapping[str, Costs], mtbf_s: 
                   element("text", f"{10.0**power:g} s", x=x, y=HEIGHT + 17, text_anchor="middle", class_="small")]
     parts += [element("text", "work between checkpoints (logarithmic)", x=WIDTH / 2, y=HEIGHT + 37, text_anchor="middle", class_="small"),
               element("text", "goodput, %", text_anchor="middle", class_="small", transform=f"translate(-40 {HEIGHT / 2}) rotate(-90)")]
-    for i, mode in enumerate(MODES):
+    for i, mode in enumerate(SNAPSHOTS):
         style = stroke(i)
         if mode in costs:
             curve = [10 ** (low + (high - low) * k / 80) for k in range(81)]

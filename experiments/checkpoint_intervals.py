@@ -38,12 +38,12 @@ from jaxmem.plan import Plan
 from jaxmem.records import Found, Point, Record
 from jaxmem.report import experiment_page as page
 from jaxmem.report.experiment_page import Cell, Column, Figure, Line, Table
+from jaxmem.runs.settings import SNAPSHOTS
 from jaxmem.spec import InputError
 from jaxmem.tabulate import Interval
 from jaxmem.tabulate import row as flat
 from jaxmem.workload import Workload
 
-SNAPSHOTS = ("sync", "async", "lazy")
 FLAGS = {
     "model": ("decoder-tiny,layers=1", "the model"),
     "batch": ("4", "sequences a step"),
@@ -85,7 +85,7 @@ def grid(flags: absl_flags.FlagValues) -> list[Point]:
 
 def run(point: Point) -> Found:
     workload, plan, of = Workload.parse_line(point.workload), Plan.parse(point.plan), point.settings
-    if "lazy" in of["snapshot"] and plan.step != "split":
+    if of["snapshot"] == "lazy" and plan.step != "split":
         raise InputError(f"plan {point.plan}: lazy snapshots need step=split")
     steps, every, undisturbed = of["steps"], of["every"], not of["mtbf_s"]
     arguments = [f"--model={workload.model_text}", f"--optimizer={workload.optimizer_text}", f"--batch={workload.batch}",

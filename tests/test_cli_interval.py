@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from jaxmem import environment
 from jaxmem.cli import main
 from jaxmem.cli.interval import rate
 from jaxmem.cost.checkpoint_time import FIXED_STALL_S
@@ -53,6 +54,7 @@ def test_the_recommended_interval_is_the_best_whole_number_of_steps(ask):
 def test_the_answer_in_words(ask):
     status, out, err = ask(*KNOWN, "--step_s=1.5")
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 100
+    assert f"estimate, but for what is given or measured; jaxmem {environment.versions()['jaxmem']}\n" in out
     assert "89.75 GiB in all, 5.61 GiB a host" in out and "4.818 s at 20 GB/s" in out and "one in 10 h" in out
     recommended = asked(ask, *KNOWN, "--step_s=1.5")["modes"]["async"]
     assert f"--checkpoint_every={recommended['steps']} --snapshot=async: goodput {100 * recommended['account']['goodput']:.1f}%" in out
@@ -105,6 +107,8 @@ def test_the_step_s_time_may_be_predicted(ask, monkeypatch):
     monkeypatch.setattr(verdict, "check_workload", lambda *what, **how: seen.append((*map(str, what), how)) or {"step_s": 3.0})
     found = asked(ask, *KNOWN, "--batch=128", "--seq=4096")
     assert found["step_s"] == 3.0 and found["step_source"] == "predicted from the compiled step"
+    assert found["sources"] == {"step_s": "estimate"} and found["versions"] == environment.versions()
+    assert f"jax {found['versions']['jax']}" in ask(*KNOWN, "--batch=128", "--seq=4096")[1]  # the compiler's, for a predicted step
     assert seen[0][0].endswith("batch=128,seq=4096") and seen[0][3] == {"programs": ("train",)}
     monkeypatch.setattr(verdict, "check_workload", lambda *what, **how: {"step_s": None, "verdict": "does_not_fit"})
     status, out, err = ask(*KNOWN, "--batch=128", "--seq=4096")

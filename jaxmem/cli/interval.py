@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from jaxmem import environment
 from jaxmem.cli import arguments
 from jaxmem.cost import checkpoint_time, checkpointing
 from jaxmem.hardware import parse_topology
@@ -27,11 +28,11 @@ from jaxmem.plan import Plan
 from jaxmem.report import interval as report
 from jaxmem.runs.checkpoint_costs import run_costs
 from jaxmem.runs.reading import read_run
+from jaxmem.runs.settings import SNAPSHOTS
 from jaxmem.runs.summary import require_run
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
 
-MODES = ("sync", "async", "lazy")
 BANDWIDTHS = (1e9, 5e9, 20e9, 100e9, 500e9)  # where it is not given
 MTBF_HOURS = (1.0, 6.0, 24.0, 168.0)
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -76,8 +77,8 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
     for name, example in (("model", "llama3-8b"), ("topology", "h100:16x8")):
         if flags[name].value is None:
             raise InputError(f"which {name}? --{name}=NAME, as in --{name}={example}")
-    if flags.snapshot not in MODES:
-        raise InputError(f"--snapshot={flags.snapshot}: expected {', '.join(MODES)}{nearest(flags.snapshot, MODES)}")
+    if flags.snapshot not in SNAPSHOTS:
+        raise InputError(f"--snapshot={flags.snapshot}: expected {', '.join(SNAPSHOTS)}{nearest(flags.snapshot, SNAPSHOTS)}")
     for name in ("mtbf_hours", "device_mtbf_hours", "step_s"):
         if (value := flags[name].value) is not None and not 0 < value < math.inf:
             raise InputError(f"--{name}={value:g}: expected a number above 0")
@@ -94,9 +95,12 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
         raise InputError(f"plan {plan}: lazy snapshots need step=split")
     workload = Workload.parse(model=flags.model, optimizer=flags.optimizer, batch=flags.batch or topology.devices, seq=flags.seq,
                               usual_seq=4096)
-    step_s, source = flags.step_s, "measured" if flags.run is not None and not flags["step_s"].present else "--step_s"
+    taken = [name for name in ("stall_s", "commit_s", "step_s") if flags.run is not None and not flags[name].present]
+    sources = dict.fromkeys(["start_s", *taken], "measure")  # what the user gives has none
+    step_s, source = flags.step_s, "measured" if "step_s" in taken else "--step_s"
     if step_s is None and flags.batch:
         step_s, source = predicted_step_s(workload, plan, topology), "predicted from the compiled step"
+        sources["step_s"] = "estimate"
     size = checkpoint_time.checkpoint_bytes(workload, plan, topology)
     rates = {"bytes_per_s": rate("bandwidth", flags.bandwidth), "host_bytes_per_s": rate("host_bandwidth", flags.host_bandwidth)}
     mtbf_s = flags.mtbf_hours * 3600 if flags.mtbf_hours else checkpointing.job_mtbf_s(topology, flags.device_mtbf_hours)
@@ -110,7 +114,9 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
         "restart_s": flags.restart_s, "stall_s": flags.stall_s, "commit_s": flags.commit_s, "mtbf_s": mtbf_s,
         "device_hours": published[0] if published else flags.device_mtbf_hours,
         "mtbf_source": f"{published[1]} ({published[2]})" if published else None,
-        "step_s": step_s, "step_source": source if step_s is not None else None, "source": "estimate"}
+        "step_s": step_s, "step_source": source if step_s is not None else None, "source": "estimate",
+        "versions": environment.versions()}
+    out["sources"] = {name: how for name, how in sources.items() if out[name] is not None}
 
     def of(mode: str, bytes_per_s: float | None, failures_s: float) -> dict[str, Any] | None:
         own = {"bytes_per_s": bytes_per_s, "host_bytes_per_s": rates["host_bytes_per_s"]}
@@ -130,7 +136,7 @@ def answer(flags: absl_flags.FlagValues) -> dict[str, Any]:
                 account["restarts"] = None
         return found
     if mtbf_s is not None and (out["write_s"] is not None or flags.stall_s is not None):
-        out["modes"] = {mode: of(mode, rates["bytes_per_s"], mtbf_s) for mode in MODES}
+        out["modes"] = {mode: of(mode, rates["bytes_per_s"], mtbf_s) for mode in SNAPSHOTS}
         return out | {"table": None}
     bandwidths = [rates["bytes_per_s"]] if out["write_s"] is not None or flags.stall_s is not None else list(BANDWIDTHS)
     failures = [mtbf_s] if mtbf_s is not None else [hours * 3600 for hours in MTBF_HOURS]

@@ -33,11 +33,9 @@ from jaxmem.running import trackers
 from jaxmem.runs import folder as folders
 from jaxmem.runs import settings as settings_module
 from jaxmem.runs import start_from
-from jaxmem.runs.settings import Settings
+from jaxmem.runs.settings import SNAPSHOTS, Settings
 from jaxmem.spec import InputError, nearest
 from jaxmem.workload import Workload
-
-SNAPSHOTS = ("sync", "async", "lazy")
 
 
 def define(flags: absl_flags.FlagValues) -> None:

@@ -22,11 +22,18 @@ def render(answer: dict[str, Any]) -> str:
              f"{bytes_text(answer['device_bytes'])} a device"),
             ("writing", written), ("failures", failures(answer)), ("restart", restart(answer)),
             ("step", f"{seconds_text(answer['step_s'])}, {answer['step_source']}" if answer["step_s"] else
-             "not known: --step_s, or --batch to have it predicted")]
+             "not known: --step_s, or --batch to have it predicted"),
+            ("numbers", f"estimate, but for what is given or measured; {versions(answer)}")]
     head = (f"{answer['model']}, {answer['optimizer']}, plan {answer['plan'] or 'default'}, {answer['topology']} "
             f"({answer['devices']} devices, {answer['hosts']} host{'s' if answer['hosts'] > 1 else ''})\n")
     lines = [f"{name if not i else '':<12}{part}\n" for name, value in rows for i, part in enumerate(wrap(value, WIDTH - 12))]
     return head + "".join(lines) + "\n" + (modes(answer) if answer["modes"] else grid(answer))
+
+
+def versions(answer: dict[str, Any]) -> str:
+    """Closed forms depend on jaxmem alone, a predicted step on its compilers too."""
+    known = {name: version for name, version in answer["versions"].items() if version}
+    return ", ".join(f"{name} {known[name]}" for name in (known if answer["sources"].get("step_s") == "estimate" else ["jaxmem"]))
 
 
 def rates(answer: dict[str, Any]) -> str:

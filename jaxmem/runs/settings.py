@@ -13,6 +13,8 @@ from jaxmem.spec import InputError
 from jaxmem.workload import Workload
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
+Snapshot = Literal["sync", "async", "lazy"]
+SNAPSHOTS: tuple[Snapshot, ...] = ("sync", "async", "lazy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Settings:
     eval_batches: int = 8
     checkpoint_every: int = 0
     keep: str = "last=2"
-    snapshot: Literal["sync", "async", "lazy"] = "async"
+    snapshot: Snapshot = "async"
     snapshot_pool: int = 0  # bytes of pinned host memory that lazy snapshots may take, a process; 0: one copy of its shards
     spike: float = 8.0
     max_rollbacks: int = 3

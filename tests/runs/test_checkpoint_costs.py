@@ -90,6 +90,7 @@ def test_interval_of_a_run(tmp_path: pathlib.Path, capsys):
     best = max(range(1, 1000), key=lambda k: expected(costs, 0.5 * k, 1800.0).goodput)
     one = found["modes"]["async"]
     assert one["steps"] == best and one["account"]["goodput"] == pytest.approx(expected(costs, 0.5 * best, 1800.0).goodput)
+    assert found["sources"] == dict.fromkeys(("start_s", "stall_s", "commit_s", "step_s"), "measure")
     assert main.main(["interval", f"--run={folder}", "--mtbf_hours=0.5"]) == 0
     assert "10.9 s from a start to the first step, measured" in capsys.readouterr().out
 
